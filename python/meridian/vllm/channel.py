@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
+from meridian.vllm.seams import ListSeams
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -79,14 +81,15 @@ class ToSamplers:
         """Do so at the next step of a scheduler that Meridian has left."""
         if not self._messages:
             return
+        own, seams = scheduler.schedule, ListSeams(scheduler)
 
         def schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
-            vars(scheduler).pop("schedule", None)
-            step = scheduler.schedule(*args, **kwargs)
+            seams.unwrap(scheduler, "schedule", schedule)
+            step = own(*args, **kwargs)
             self.leave_with(step)
             return step
 
-        vars(scheduler)["schedule"] = schedule
+        seams.wrap(scheduler, "schedule", schedule)
 
 
 def reports_in(output: ModelRunnerOutput) -> Sequence[bytes]:
@@ -156,7 +159,7 @@ def listen(vllm_config: VllmConfig, end: ToScheduler) -> None:
     if not modules:
         raise _not_supported("no model runner V1 or V2 is in use")
     for module in modules:
-        if not hasattr(module.GPUModelRunner.execute_model, _ORDERS):
+        if not hasattr(module.GPUModelRunner, _ORDERS):
             _wrap(module.GPUModelRunner)
 
 
@@ -185,6 +188,7 @@ def _wrap(runner: Any) -> None:
         end = _ENDS.get(id(self.vllm_config))
         return output if end is None else end.leave_with(output)
 
-    setattr(execute_model, _ORDERS, True)
+    # On the class, because other code may wrap the methods in turn.
+    setattr(runner, _ORDERS, True)
     setattr(runner, _ARRIVES, execute_model)
     setattr(runner, _LEAVES, sample_tokens)

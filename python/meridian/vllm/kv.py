@@ -327,8 +327,9 @@ class KvHook:
             allocated = original(request, *args, **kwargs)
         finally:
             began_ns = time.perf_counter_ns()
-            if own_watermark is not None:
-                self._seams.leave_free(own_watermark)
+            if own_watermark is not None and (changed := self._seams.leave_free(own_watermark)) != watermark:
+                # By the wrapper of other code.
+                self._seams.leave_free(changed)
         try:
             new_tokens = kwargs.get("num_new_tokens", args[0] if args else 0)
             if allocated is not None and request.status != RequestStatus.RUNNING:
@@ -452,6 +453,8 @@ class PoolHook:
         # may be handed out without a choice; how many this step took; and how many the one before took.
         self._empty = self._ready = self.in_step = self._in_last_step = 0
         self._originals: dict[str, Callable[..., Any]] = {}
+        # The methods that are wrapped.
+        self._wrapped: list[str] = []
         self._wrappers: dict[str, Callable[..., Any]] = {
             "free_blocks": self._free_blocks,
             "get_new_blocks": self._get_new_blocks,
@@ -463,24 +466,26 @@ class PoolHook:
 
     def attach(self) -> None:
         """Wrap the methods, and take in the free blocks."""
-        self._originals = {name: self._seams.wrap(self.pool, name, by) for name, by in self._wrappers.items()}
+        for name, wrapper in self._wrappers.items():
+            self._originals[name] = _latest(self.pool, name, self._seams.wrap(self.pool, name, wrapper))
+            self._wrapped.append(name)
         self._resync()
         self._on = True
 
     @property
     def is_detached(self) -> bool:
-        """Whether the pool has all of its own methods again."""
-        return not self._on and all(_is_own(self.pool, name) for name in self._wrappers)
+        """Whether no wrapper of this hook is left in the pool."""
+        return not self._on and not self._wrapped
 
     def turn_off(self) -> None:
         """Make the wrapped methods pass all calls on unchanged."""
         self._on = False
 
     def detach(self) -> None:
-        """Unwrap the methods."""
+        """Unwrap the methods, except those that other code has wrapped in turn."""
         self.turn_off()
-        for name, wrapper in self._wrappers.items():
-            self._seams.unwrap(self.pool, name, wrapper)
+        unwrap = self._seams.unwrap
+        self._wrapped = [name for name in self._wrapped if not unwrap(self.pool, name, self._wrappers[name])]
 
     @property
     def native(self) -> _native.BlockPool:
@@ -694,6 +699,9 @@ def _contains(tokens: Sequence[int], marker: list[int]) -> bool:
         return False
 
 
-def _is_own(owner: Any, name: str) -> bool:
-    """Whether nothing wraps this method of an object."""
-    return getattr(getattr(owner, name), "__self__", None) is owner
+def _latest(owner: Any, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that a wrapper has replaced. One of the class is looked up at each call: others may wrap it there."""
+    if getattr(own, "__self__", None) is not owner:
+        return own
+    kind = type(owner)
+    return lambda *args, **kwargs: getattr(kind, name)(owner, *args, **kwargs)

@@ -31,22 +31,23 @@ class PluginSeams(ListSeams):
     def __init__(self, scheduler: Any) -> None:
         super().__init__(scheduler)
         self._victim = _Victim(None)
+        self._waiting = _Waiting(None)
 
     def take(self) -> None:
         manager = self.scheduler.scheduler_plugin_manager
         self._victim = manager.preemption_plugin = _Victim(manager.preemption_plugin)
         if self.scheduler.policy is SchedulingPolicy.PRIORITY:
-            manager.queue_sort_plugin = _Waiting(manager.queue_sort_plugin)
-            self._refill(manager.create_request_queue())
+            manager.queue_sort_plugin = self._waiting = _Waiting(manager.queue_sort_plugin)
+            self._own_queue = self._refill(manager.create_request_queue())
 
     def give_back(self) -> None:
         manager = self.scheduler.scheduler_plugin_manager
-        if isinstance(manager.preemption_plugin, _Victim):
-            manager.preemption_plugin = manager.preemption_plugin.own
-        if isinstance(manager.queue_sort_plugin, _Waiting):
-            manager.queue_sort_plugin = manager.queue_sort_plugin.own
-        if isinstance(self.scheduler.waiting, PlannedPriorityQueue):
-            self._refill(manager.create_request_queue())
+        if manager.preemption_plugin is self._victim:
+            manager.preemption_plugin = self._victim.own
+        self._waiting.is_on = False
+        if manager.queue_sort_plugin is self._waiting:
+            manager.queue_sort_plugin = self._waiting.own
+        super().give_back()
 
     def step_ends(self) -> None:
         super().step_ends()
@@ -77,9 +78,11 @@ class _Waiting(QueueSortPlugin):
 
     def __init__(self, own: Any) -> None:
         self.own = own
+        # It may stay inside a plug-in of other code.
+        self.is_on = True
 
     def create_request_queue(self) -> RequestQueue:
-        return PlannedPriorityQueue()
+        return PlannedPriorityQueue() if self.is_on else self.own.create_request_queue()
 
     def select_queue(self, waiting_head: Request | None, skipped_head: Request | None) -> Any:
         return self.own.select_queue(waiting_head, skipped_head)

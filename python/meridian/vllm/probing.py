@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
+    from meridian.vllm.seams import Seams
+
 logger = logging.getLogger("vllm.meridian")
 
 # The manager of blocks that hold every token's KV: those of a request stay valid as long as it has them.
@@ -70,24 +72,23 @@ class SharedBlocks:
 class HiddenFromConnector:
     """Keeps probes from a KV connector, which would store their blocks or look for them elsewhere."""
 
-    def __init__(self, connector: Any, is_probe: Callable[[str], bool]) -> None:
+    def __init__(self, connector: Any, seams: Seams, is_probe: Callable[[str], bool]) -> None:
         self._connector = connector
-        self._hidden: list[str] = []
+        self._seams = seams
+        self._hidden: dict[str, Callable[..., Any]] = {}
         for name, answer in _OF_ONE.items():
             if hasattr(connector, name):
                 self._hide(name, _of_others(getattr(connector, name), answer, is_probe))
         self._hide("build_connector_meta", _without(connector.build_connector_meta, is_probe))
 
     def _hide(self, name: str, method: Callable[..., Any]) -> None:
-        # A connector that the scheduler's owner has wrapped already keeps its wrapper.
-        if name not in vars(self._connector):
-            self._hidden.append(name)
-            vars(self._connector)[name] = method
+        self._hidden[name] = method
+        self._seams.wrap(self._connector, name, method)
 
     def close(self) -> None:
         """Show all requests to the connector again."""
-        for name in self._hidden:
-            vars(self._connector).pop(name, None)
+        for name, method in self._hidden.items():
+            self._seams.unwrap(self._connector, name, method)
         self._hidden.clear()
 
 

@@ -243,18 +243,28 @@ def _mixed_into(own: type) -> type:
     return type(f"Meridian{own.__name__}", (_Meridian, own), {})
 
 
+# The methods of vLLM's schedulers that Meridian overrides.
+_OVERRIDDEN = {name for kind in (_Meridian, Step, Following) for name in vars(kind) if hasattr(Scheduler, name)}
+
+
 def attach_to(scheduler: Any, config: MeridianConfig) -> type:
     """Put Meridian into a scheduler between two steps, and return the class that it had."""
-    own = type(scheduler)
-    if issubclass(own, _Meridian):
+    if not isinstance(scheduler, _Meridian):
+        own = type(scheduler)
+        # Wrappers that other code has put on the object itself would pass by Meridian's methods.
+        inside = {name: scheduler.__dict__.pop(name) for name in _OVERRIDDEN & scheduler.__dict__.keys()}
+        methods = {name: staticmethod(wrapper) for name, wrapper in inside.items()}
+        scheduler.__class__ = _mixed_into(type(own.__name__, (own,), methods) if inside else own)
+        scheduler._meridian_before = own, inside
+    elif scheduler._meridian_engine is None and "_meridian_before" in scheduler.__dict__:
+        own = scheduler.__dict__["_meridian_before"][0]
+    else:
         raise RuntimeError("Meridian is in this scheduler already")
-    before = set(scheduler.__dict__)
-    scheduler.__class__ = _mixed_into(own)
     try:
         scheduler._meridian_start(config)
         scheduler._take_over()
     except BaseException:
-        _leave(scheduler, own, before)
+        _leave(scheduler, own)
         raise
     return own
 
@@ -267,19 +277,27 @@ def detach_from(scheduler: Any, own: type) -> None:
     """
     if scheduler._meridian_refused:
         raise RuntimeError("Meridian cannot leave before the refused requests are answered: run another step")
-    _leave(scheduler, own, {name for name in scheduler.__dict__ if "_meridian" not in name})
+    _leave(scheduler, own)
 
 
-def _leave(scheduler: Any, own: type, attributes: set[str]) -> None:
-    """Give the scheduler the class `own` again, with only these attributes."""
+def _leave(scheduler: Any, own: type) -> None:
+    """Give the scheduler the class `own` again, and the wrappers that it had.
+
+    If other code has meanwhile wrapped methods of Meridian, or put a class over its own, they stay and do as vLLM does.
+    """
     scheduler._meridian_use(None)
     if scheduler._meridian_engine is not None:
         scheduler._meridian_engine.policies.close()
         scheduler._pass_on_log()
     samplers: ToSamplers | None = getattr(scheduler, "_meridian_samplers", None)
-    scheduler.__class__ = own
-    for name in set(scheduler.__dict__) - attributes:
+    before = scheduler._meridian_before
+    for name in [name for name in scheduler.__dict__ if name.startswith("_meridian")]:
         del scheduler.__dict__[name]
+    if type(scheduler).__bases__[0] is _Meridian and not _OVERRIDDEN & scheduler.__dict__.keys():
+        scheduler.__class__ = own
+        scheduler.__dict__.update(before[1])
+    else:
+        scheduler._meridian_before = before
     if samplers is not None:
         samplers.configure(None)
         samplers.leave_later(scheduler)

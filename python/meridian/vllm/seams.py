@@ -94,15 +94,20 @@ class Seams(ABC):
 
     @abstractmethod
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a method of vLLM's KV cache, and return what it was: how blocks are allocated, freed and looked up."""
+        """Wrap a method of one of vLLM's objects, and return what it was: vLLM's own, or the wrapper of other code."""
 
     @abstractmethod
     def unwrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> bool:
-        """Remove a wrapper. Returns False if other code has wrapped it in turn: then it stays, and has to pass on."""
+        """Put back what a wrapper has replaced. Returns False if other code has wrapped it in turn: then it stays, and
+        has to pass on."""
 
     @abstractmethod
     def withdraw(self, probe: Request) -> None:
         """Take a probe back that a step did not admit."""
+
+
+# vLLM asks this method of the scheduler how many tokens a request may take.
+_CAP = "_reserve_prefill_lookahead"
 
 
 class ListSeams(Seams):
@@ -115,32 +120,43 @@ class ListSeams(Seams):
         self.seats = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
         self.admitted_first = admitted_first_name(scheduler)
         self.is_changed = False
-        self._own_budget: int | None = None
-        self._caps = False
+        # The scheduler's own budget, and the one that stands in its place.
+        self._budgets: tuple[int, int] | None = None
+        self._caps: Callable[..., int] | None = None
         self._gave_way: tuple[Request, ...] = ()
+        self._own_queue: RequestQueue = PriorityRequestQueue()
+        # What wrappers have replaced in the objects themselves; everything else is a method of a class.
+        self._replaced: dict[tuple[int, str, Callable[..., Any]], Callable[..., Any]] = {}
 
     def take(self) -> None:
         if self.scheduler.policy is SchedulingPolicy.PRIORITY:
-            self._refill(PlannedPriorityQueue())
+            self._own_queue = self._refill(PlannedPriorityQueue())
 
     def give_back(self) -> None:
         if isinstance(self.scheduler.waiting, PlannedPriorityQueue):
-            self._refill(PriorityRequestQueue())
+            self._refill(self._own_queue)
 
-    def _refill(self, queue: RequestQueue) -> None:
-        for request in self.scheduler.waiting:
+    def _refill(self, queue: RequestQueue) -> RequestQueue:
+        """Put a queue in the place of the waiting one, which is returned empty."""
+        before = self.scheduler.waiting
+        waiting = list(before)
+        before.remove_requests(waiting)
+        for request in waiting:
             queue.add_request(request)
         self.scheduler.waiting = queue
+        return before
 
     def step_ends(self) -> None:
         self.is_changed = False
         scheduler = self.scheduler
-        if self._own_budget is not None:
-            scheduler.max_num_scheduled_tokens = self._own_budget
-            self._own_budget = None
-        if self._caps:
-            self._caps = False
-            vars(scheduler).pop("_reserve_prefill_lookahead", None)
+        if self._budgets is not None:
+            own, lowered = self._budgets
+            if scheduler.max_num_scheduled_tokens == lowered:
+                scheduler.max_num_scheduled_tokens = own
+            self._budgets = None
+        if self._caps is not None:
+            caps, self._caps = self._caps, None
+            self.unwrap(scheduler, _CAP, caps)
         queue = scheduler.waiting
         gave_way, self._gave_way = self._gave_way, ()
         for request in gave_way:
@@ -180,13 +196,17 @@ class ListSeams(Seams):
 
     def lower_budget(self, tokens: int) -> None:
         self.is_changed = True
-        self._own_budget = self.scheduler.max_num_scheduled_tokens
+        self._budgets = (self.scheduler.max_num_scheduled_tokens, tokens)
         self.scheduler.max_num_scheduled_tokens = tokens
 
     def cap(self, capped: Callable[[Request, int, int], int]) -> None:
-        # An attribute that `step_ends` removes, so that steps without caps do not pay for the call.
-        self.is_changed = self._caps = True
-        vars(self.scheduler)["_reserve_prefill_lookahead"] = capped
+        def reserve(*args: Any) -> int:
+            # After its step it may stand inside the wrapper of other code.
+            return (capped if self._caps is reserve else own)(*args)
+
+        self.is_changed = True
+        own = self.wrap(self.scheduler, _CAP, reserve)
+        self._caps = reserve
 
     def give_way(self, request: Request, timestamp: float) -> None:
         scheduler = self.scheduler
@@ -218,15 +238,25 @@ class ListSeams(Seams):
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[..., Any]:
         own = getattr(owner, name)
+        # Reading an object's `__dict__` makes CPython 3.11 call all of its methods more slowly from then on.
+        try:
+            delattr(owner, name)
+        except AttributeError:
+            pass
+        else:
+            self._replaced[id(owner), name, wrapper] = own
         setattr(owner, name, wrapper)
         return own
 
     def unwrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> bool:
-        # Reading an object's `__dict__` makes CPython 3.11 call all of its methods more slowly from then on.
-        is_outermost = getattr(owner, name) == wrapper
-        if is_outermost:
+        if getattr(owner, name) != wrapper:
+            return False
+        own = self._replaced.pop((id(owner), name, wrapper), None)
+        if own is None:
             delattr(owner, name)
-        return is_outermost
+        else:
+            setattr(owner, name, own)
+        return True
 
     def withdraw(self, probe: Request) -> None:
         scheduler = self.scheduler

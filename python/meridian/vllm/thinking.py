@@ -120,7 +120,7 @@ class ThinkHook:
         # Wraps a method of vLLM's KV cache manager in this step.
         self._hides: Callable[..., Any] | None = None
         if can_probe and scheduler.connector is not None:
-            self._hidden = HiddenFromConnector(scheduler.connector, lambda name: name.startswith(PROBE))
+            self._hidden = HiddenFromConnector(scheduler.connector, seams, lambda name: name.startswith(PROBE))
 
     @property
     def running(self) -> int:

@@ -182,6 +182,9 @@ def test_each_model_runner_gives_its_steps_to_its_own_end(monkeypatch: pytest.Mo
     ends, configs = [channel.ToScheduler() for _ in range(2)], [SimpleNamespace() for _ in range(3)]
     for i in range(len(ends)):
         channel.listen(configs[i], ends[i])  # type: ignore[arg-type]
+        # Another plug-in wraps the method in turn.
+        ours = GPUModelRunner.execute_model
+        GPUModelRunner.execute_model = lambda *args, ours=ours: ours(*args)  # type: ignore[method-assign]
     runners = [GPUModelRunner(config) for config in configs]
     ends[0].tell(b"report")
     for number, runner in enumerate(runners):
@@ -328,10 +331,11 @@ def test_what_arrives_from_a_client_holds_no_row() -> None:
     assert ROW in arrived.extra_args
 
 
-def test_vllms_own_budget_is_left_to_it_without_a_scheduler() -> None:
+def test_vllms_own_budget_is_left_to_it() -> None:
     from vllm import SamplingParams
 
-    extra = {"meridian_think_budget": 3}
     sampler = make_sampler(Wire())
-    assert not sampler.add(0, SamplingParams(extra_args=extra, thinking_token_budget=5), [START], [])
-    assert sampler.add(0, SamplingParams(extra_args=extra), [START], [])
+    assert not sampler.add(0, SamplingParams(thinking_token_budget=5), [START], [])
+    both = SamplingParams(extra_args={"meridian_think_budget": 3}, thinking_token_budget=5)
+    assert sampler.add(0, both, [START], [])
+    assert both.thinking_token_budget == 5
