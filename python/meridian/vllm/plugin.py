@@ -13,6 +13,7 @@ _PARTS = {
     "relay": "no changes through vLLM's API server",
     "answers": "a response of several choices has the report of one",
     "stops": "stop strings bind in thinking too",
+    "refusals": "the stream of a refused request ends without a reason",
 }
 
 

@@ -2,13 +2,15 @@
 
 vllm serve MODEL --scheduler-cls meridian.vllm.MeridianScheduler --middleware meridian.vllm.RefusalMiddleware
 
-Without it, a refused request of `/v1/chat/completions` or `/v1/completions` ends with status 200, no tokens and
-`finish_reason` "abort", and a stream without any chunk that says so: vLLM leaves out chunks without tokens
-(vllm/entrypoints/openai/chat_completion/serving.py).
+Without it, a refused request of `/v1/chat/completions` or `/v1/completions` ends with status 200, no tokens,
+`finish_reason` "abort" and `stop_reason` "meridian_refused". vLLM leaves out chunks of a stream without tokens, and the
+last one with them (vllm/entrypoints/openai/chat_completion/serving.py). The general plugin `meridian` therefore makes
+this one count as a chunk with tokens.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
@@ -39,6 +41,37 @@ _BODY = json.dumps(
         }
     }
 ).encode()
+
+
+def install() -> None:
+    """Make streams of refused requests say how they end; calling it again changes nothing.
+
+    Raises:
+        ImportError, AttributeError: this vLLM has no such place.
+    """
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.output_processor import RequestState
+
+    make = RequestState._new_completion_output
+    if hasattr(make, "meridian"):
+        return
+
+    @functools.wraps(make)
+    def made(self: Any, token_ids: Any, finish_reason: Any, stop_reason: Any, *args: Any, **kwargs: Any) -> Any:
+        output = make(self, token_ids, finish_reason, stop_reason, *args, **kwargs)
+        if stop_reason == REFUSED and self.output_kind is RequestOutputKind.DELTA:
+            output.token_ids = _Said(output.token_ids)
+        return output
+
+    vars(made)["meridian"] = make
+    setattr(RequestState, "_new_completion_output", made)  # noqa: B010
+
+
+class _Said(list[int]):
+    """No tokens, of which vLLM asks only whether there are any, before it says how a choice has ended."""
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class RefusalMiddleware:
@@ -158,7 +191,9 @@ def _of_stream(events: bytes, is_last: bool) -> bool | None:
 
 
 def _is_empty(choice: dict[str, Any]) -> bool:
-    """Whether a chunk of a stream brings no token: only the role, as the first chunk of a chat."""
+    """Whether a chunk of a stream brings no token: only the role, as the first chunk of a chat, or a refusal."""
+    if choice.get("stop_reason") == REFUSED:
+        return True
     if choice.get("finish_reason") is not None or "delta" not in choice:
         return False
     return not any(value for key, value in choice["delta"].items() if key != "role")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -51,13 +52,27 @@ def test_a_late_request_alone_is_served(clean: Engine) -> None:
     assert tokens
 
 
+UNHELD = """
+from meridian.vllm import RefusalMiddleware
+
+class Unheld(RefusalMiddleware):
+    async def __call__(self, scope, receive, send):
+        is_plain = (b"plain", b"1") in scope.get("headers", ())
+        await (self._app if is_plain else super().__call__)(scope, receive, send)
+"""
+
+
 class RefusingServer(BudgetServer):
-    """A server with one seat, a level that cannot be kept while somebody runs, and both kinds of middleware."""
+    """A server with one seat, a level that cannot be kept while somebody runs, and both kinds of middleware. Requests
+    with the header `plain` pass by the one of refusals."""
 
     def __init__(self, folder: Path) -> None:
-        kinds = ("RefusalMiddleware", "SessionMiddleware")
-        middleware = [word for kind in kinds for word in ("--middleware", f"meridian.vllm.{kind}")]
-        super().__init__(folder, *middleware, "--max-num-seqs", "1")
+        (folder / "unheld.py").write_text(UNHELD)
+        kinds = ("unheld.Unheld", "meridian.vllm.SessionMiddleware")
+        middleware = [word for kind in kinds for word in ("--middleware", kind)]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+            super().__init__(folder, *middleware, "--max-num-seqs", "1")
 
     def config(self, listener: int) -> str:
         """A level that no request keeps."""
@@ -95,6 +110,17 @@ def asked(
         return error.code, error.headers["Retry-After"], error.read().decode()
 
 
+def ends(body: str) -> dict[int, tuple[str, str]]:
+    """How each choice of an answer, streamed or not, says that it has ended."""
+    events = [body] if body.startswith("{") else body.replace("data: [DONE]", "").split("data: ")
+    choices = [choice for event in events if event.strip() for choice in json.loads(event)["choices"]]
+    return {
+        choice["index"]: (choice["finish_reason"], choice["stop_reason"])
+        for choice in choices
+        if choice["finish_reason"]
+    }
+
+
 def test_a_client_gets_503_and_a_time_to_try_again(server: RefusingServer) -> None:
     status, _, _ = asked(server, "completions", "late")
     assert status == 200, "nobody else runs"
@@ -109,13 +135,17 @@ def test_a_client_gets_503_and_a_time_to_try_again(server: RefusingServer) -> No
                 assert retry_after is not None
                 assert 1 <= int(retry_after) <= 600
                 assert json.loads(body)["error"]["code"] == 503
+                more = {"n": 2, "temperature": 1.0, "logprobs": "chat" in route or 1}
+                status, _, body = asked(server, route, "late", {"plain": "1"}, stream=streams, **more)
+                assert status == 200
+                assert ends(body) == dict.fromkeys((0, 1), ("abort", "meridian_refused")), body
         assert not running.done(), "the engine was busy all the time"
         assert running.result()[0] == 200
     status, _, body = asked(server, "chat/completions", "", stream=True)
     assert (status, body.rstrip().endswith("data: [DONE]")) == (200, True)
     assert server.metric(server.base, "vllm:request_queue_time_seconds_sum") >= 0
     refused = 'meridian_service_level_requests_total{level="impossible",outcome="refused"}'
-    assert server.metric(server.listener, refused) == 4
+    assert server.metric(server.listener, refused) == 4 + 8
 
 
 def test_the_engine_learns_the_session_that_an_agent_names(server: RefusingServer) -> None:
@@ -154,6 +184,10 @@ def response(content_type: bytes, *bodies: bytes, status: int = 200) -> list[dic
 
 ROLE = b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}]}\n\n'
 TOKEN = b'data: {"choices": [{"index": 0, "delta": {"reasoning": "a"}, "finish_reason": null}]}\n\n'
+ENDED = (
+    b'data: {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "abort", '
+    b'"stop_reason": "meridian_refused"}]}\n\n'
+)
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 3}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
@@ -164,6 +198,7 @@ DONE = b"data: [DONE]\n\n"
         response(b"text/event-stream; charset=utf-8", ROLE, TOKEN, DONE),
         response(b"text/event-stream", ROLE + TOKEN[:9], TOKEN[9:], DONE),
         response(b"text/event-stream", b"data: nonsense\n\n", DONE),
+        response(b"text/event-stream", ENDED, TOKEN, DONE),
         response(b"text/event-stream", b'data: {"error": {"code": 500}}\n\n', DONE),
         response(b"text/event-stream", b'data: {"choices": [{"index": 0, "text": ""}]}\n\n', DONE),
         response(b"application/json", b'{"choices": [{"text": "meridian_refused", "stop_reason": null}]}'),
@@ -182,6 +217,7 @@ def test_what_was_not_refused_passes_unchanged(messages: list[dict[str, Any]]) -
         response(b"text/event-stream", ROLE, DONE),
         response(b"text/event-stream", ROLE + USAGE + DONE),
         response(b"text/event-stream", ROLE),
+        response(b"text/event-stream", ROLE, ENDED, DONE),
         response(b"application/json", b'{"choices": [{"stop_reason": "meridian_refused"}]}'),
     ],
 )
