@@ -17,15 +17,14 @@ pub(crate) struct TokenMarkers {
     pub(crate) call_ends_thinking: bool,
     pub(crate) forced: Vec<u32>,
     pub(crate) boundaries: HashSet<u32>,
-    pub(crate) counts_from_end: bool,
 }
 
 impl TokenMarkers {
     pub(crate) fn into_markers(self, resumes: bool) -> Result<Markers, Error> {
-        let Self { starts, ends, padding, calls, call_ends_thinking, boundaries, counts_from_end, .. } = self;
+        let Self { starts, ends, padding, calls, call_ends_thinking, boundaries, .. } = self;
         let markers = Markers::new(starts, ends, padding)?.with_calls(calls, call_ends_thinking)?;
         let markers = markers.with_boundaries(boundaries.into_iter().collect());
-        Ok(markers.with_resuming(resumes).with_counts_from_end(counts_from_end))
+        Ok(markers.with_resuming(resumes))
     }
 }
 

@@ -26,7 +26,6 @@ pub(crate) struct BudgetRows {
 pub(crate) struct RowData {
     key: Option<u64>,
     limit: u32,
-    thought_limit: u32,
     interrupts: Vec<Vec<u32>>,
     measured: bool,
     reserve: u32,
@@ -42,19 +41,16 @@ impl RowData {
             is_followed,
             is_measured,
             max_think_tokens,
-            max_thought_tokens,
             is_plain,
             interrupts,
             reserve_from,
             guards_answer,
-            // The sampler knows these two by itself.
-            thought_tokens: _,
+            // The sampler knows this by itself.
             guards_eos: _,
         } = limits;
         Self {
             key: Some(key),
             limit: max_think_tokens,
-            thought_limit: max_thought_tokens,
             interrupts: interrupts.iter().map(|pattern| pattern.tokens().to_vec()).collect(),
             measured: is_measured,
             reserve: reserve_from,
@@ -147,8 +143,6 @@ impl BudgetRows {
             is_followed: data.followed,
             is_measured: data.measured,
             max_think_tokens: data.limit,
-            max_thought_tokens: data.thought_limit,
-            thought_tokens: 0,
             is_plain: data.plain,
             interrupts: data.interrupts.into_iter().filter_map(Pattern::new).collect(),
             guards_eos,

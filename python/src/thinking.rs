@@ -47,7 +47,6 @@ pub(crate) struct Thinking {
 pub(crate) struct ClientRow {
     off: bool,
     max_think_tokens: Option<u32>,
-    max_thought_tokens: Option<u32>,
     min_think_tokens: Option<u32>,
     eat_probe_interval_tokens: Option<u32>,
     ema_alpha: Option<f64>,
@@ -65,7 +64,6 @@ impl ClientRow {
         let Self {
             off,
             max_think_tokens,
-            max_thought_tokens,
             min_think_tokens,
             eat_probe_interval_tokens,
             ema_alpha,
@@ -79,7 +77,6 @@ impl ClientRow {
         ClientBudget {
             is_off: off,
             max_think_tokens,
-            max_thought_tokens,
             reports: report,
             min_think_tokens,
             eat_probe_interval_tokens,

@@ -34,8 +34,6 @@ pub struct Markers {
     boundaries: Vec<u32>,
     calls: Vec<Call>,
     calls_end_thinking: bool,
-    /// vLLM counts its budget from the end of a start marker, however long that is.
-    counts_from_end: bool,
 }
 
 /// A tool call: its beginning, and its end, if that has a marker.
@@ -56,7 +54,6 @@ impl Default for Markers {
             boundaries: Vec::new(),
             calls: Vec::new(),
             calls_end_thinking: false,
-            counts_from_end: false,
         }
     }
 }
@@ -91,12 +88,6 @@ impl Markers {
     #[must_use]
     pub fn with_resuming(self, resumes: bool) -> Self {
         Self { resumes, ..self }
-    }
-
-    /// Set whether [`Markers::thought_tokens`] counts from the end of a start marker, as vLLM's Model Runner V2 does.
-    #[must_use]
-    pub fn with_counts_from_end(self, counts_from_end: bool) -> Self {
-        Self { counts_from_end, ..self }
     }
 
     /// Let the last turn of a prompt begin at the last of these tokens. A marker before it, such as one in the user's
@@ -180,33 +171,6 @@ impl Markers {
     fn last_turn<'a>(&self, prompt: &'a [u32]) -> &'a [u32] {
         let begin = prompt.iter().rposition(|token| self.is_boundary(*token));
         &prompt[begin.unwrap_or(0)..]
-    }
-
-    /// The tokens that a prompt has thought already where it leaves the request thinking, as vLLM counts them for its
-    /// `thinking_token_budget` of `budget` tokens: those after the latest start marker. The Model Runner V1 takes a start
-    /// marker of several tokens for one of one token there, so the count is lower by the others and may be negative,
-    /// unless the prompt exhausts the budget (vllm/v1/sample/thinking_budget_state.py: `_init_state_entry`,
-    /// `_update_think_state`). V2 counts from its end (vllm/v1/worker/gpu/sample/thinking_budget.py).
-    #[must_use]
-    pub fn thought_tokens(&self, prompt: &[u32], budget: u32) -> i64 {
-        let turn = self.last_turn(prompt);
-        let mut tracker = PhaseTracker::before(self);
-        let (mut since, mut marker_tokens) = (0, 1);
-        for (at, token) in turn.iter().enumerate() {
-            let was_open = tracker.is_open();
-            tracker.advance(self, *token);
-            since += 1;
-            if tracker.is_open() && !was_open {
-                since = 0;
-                let ends_here = |start: &&Pattern| turn[..=at].ends_with(start.tokens());
-                marker_tokens = self.starts.iter().find(ends_here).map_or(1, |start| start.tokens().len() as i64);
-            }
-        }
-        match tracker.is_open() {
-            true if self.counts_from_end || since >= i64::from(budget) => since,
-            true => since + 1 - marker_tokens,
-            false => 0,
-        }
     }
 }
 

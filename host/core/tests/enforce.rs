@@ -128,22 +128,6 @@ fn a_client_with_a_stop_in_the_phrase_gets_the_marker_alone() {
 }
 
 #[test]
-fn vllms_budget_counts_each_thought_and_its_tokens_in_the_prompt() {
-    let rules = rules();
-    let limits = SamplerLimits { max_thought_tokens: 3, thought_tokens: 1, ..SamplerLimits::default() };
-    let mut request = thinking(limits.clone());
-    let out = run(&mut request, &mut (20..), 7);
-    assert_eq!(out, [20, 21, 40, 41, 8, 9, 3]);
-    for token in [60, START] {
-        request.push(&rules, token);
-    }
-    let again = run(&mut request, &mut (30..), 4);
-    assert_eq!(again, [30, 31, 32, 40], "another thought has the whole budget");
-    let spent = SamplerLimits { thought_tokens: 3, ..limits };
-    assert_eq!(thinking(spent).demand(&rules), Demand::Force(40));
-}
-
-#[test]
 fn a_request_that_answers_at_once_is_never_forced() {
     let rules = {
         let markers = Markers::new(vec![vec![START]], vec![GUARDED.to_vec()], vec![3]).expect("valid markers");

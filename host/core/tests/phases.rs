@@ -137,18 +137,6 @@ fn tool_calls_with_unusable_markers_are_refused() {
 }
 
 #[test]
-fn tokens_thought_in_the_prompt_are_counted_as_vllm_counts_them() {
-    let bounded = markers().with_boundaries(vec![USER_END]);
-    assert_eq!(bounded.thought_tokens(&[1, USER_END, START, NEWLINE, 20], 100), 2);
-    assert_eq!(bounded.thought_tokens(&[1, START, 2, USER_END, 20], 100), 0, "the user's marker");
-    assert_eq!(bounded.thought_tokens(&[START, 20, END, 21, START, 22], 100), 1, "the latest thought");
-    let long = Markers::new(vec![vec![10, 11, 12]], vec![vec![END]], vec![]).expect("usable markers");
-    assert_eq!(long.thought_tokens(&[10, 11, 12, 20], 100), -1);
-    assert_eq!(long.thought_tokens(&[10, 11, 12, 20], 1), 1, "the prompt exhausts it");
-    assert_eq!(long.with_counts_from_end(true).thought_tokens(&[10, 11, 12, 20], 100), 1, "Model Runner V2");
-}
-
-#[test]
 fn nested_and_repeated_markers_count_once() {
     assert_eq!(run(markers(), &[START], &[START, 20, START, END, END, 21]), (4, 2, Phase::Output));
 }

@@ -130,10 +130,7 @@ impl Driver {
         self.by_id.insert(id.into(), row);
         self.see_arrival(id, row);
         let table = &mut self.scheduler.mirror().table;
-        let sampler = client.zip(self.thinking.as_mut()).and_then(|(mut client, thinking)| {
-            if let Some(budget) = client.max_thought_tokens {
-                client.thought_tokens = self.settings.markers.thought_tokens(request.prompt, budget);
-            }
+        let sampler = client.zip(self.thinking.as_mut()).and_then(|(client, thinking)| {
             // The row also holds the measurements and limits of its thinking.
             thinking.enroll(table, row, id, client)
         });

@@ -174,24 +174,16 @@ impl<O: Outputs> SamplerRows<O> {
         let mut request = match (key.and_then(|key| self.take_out(key)), &self.rules) {
             (Some(known), _) => known,
             (None, None) => return self.remove(row),
-            (None, Some(rules)) => {
-                let limits = match limits.max_thought_tokens {
-                    u32::MAX => limits,
-                    budget => {
-                        SamplerLimits { thought_tokens: rules.markers().thought_tokens(prompt_tail, budget), ..limits }
-                    }
-                };
-                Box::new(Request {
-                    enforcer: Enforcer::new(rules, prompt_tail, limits),
-                    rules: Arc::clone(rules),
-                    outputs: None,
-                    is_measured,
-                    guarded: Vec::new(),
-                    ordered: Vec::new(),
-                    is_idle: !is_followed,
-                    is_gone: false,
-                })
-            }
+            (None, Some(rules)) => Box::new(Request {
+                enforcer: Enforcer::new(rules, prompt_tail, limits),
+                rules: Arc::clone(rules),
+                outputs: None,
+                is_measured,
+                guarded: Vec::new(),
+                ordered: Vec::new(),
+                is_idle: !is_followed,
+                is_gone: false,
+            }),
         };
         if let Some(Early { limits, is_measured }) = key.and_then(|key| self.early.remove(&key)) {
             request.ordered.extend(limits);

@@ -60,9 +60,6 @@ class TokenMarkers:
     """The tokens that end thinking early, `model.force_phrase` included; empty for the first of `ends`."""
     boundaries: frozenset[int] = frozenset()
     """Tokens of which the last one in a prompt begins its last turn; see `last_turn`."""
-    counts_from_end: bool = False
-    """Whether vLLM counts its `thinking_token_budget` from the end of a start marker of several tokens, as its Model
-    Runner V2 does; V1 counts from its first token."""
     source: str = field(default="", compare=False)
     """What named the markers, such as `--reasoning-config` or `reasoning parser qwen3`."""
     problem: str = field(default="", compare=False)
@@ -81,8 +78,7 @@ def resolve(
             configured family.
     """
     found = _find(model, tokenizer, vllm_config)
-    is_runner_v2 = bool(getattr(vllm_config, "use_v2_model_runner", False))
-    markers = TokenMarkers(source=found.source, problem=found.problem, model=found.model, counts_from_end=is_runner_v2)
+    markers = TokenMarkers(source=found.source, problem=found.problem, model=found.model)
     if found.starts and tokenizer is not None:
         markers = _encoded(markers, found, _Encoder(tokenizer), vllm_config)
     if not quiet:

@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirectionality
@@ -27,7 +27,7 @@ from meridian.vllm.channel import MODEL, ToScheduler, listen
 from meridian.vllm.markers import engine_tokenizer, resolve
 from meridian.vllm.reports import Reports
 from meridian.vllm.speculation import BONUS, NO_TOKEN, TARGETS, Drafts, drafts_of
-from meridian.vllm.xargs import NO_LIMIT, ROW, RequestBudget, read_budget, row_of
+from meridian.vllm.xargs import NO_LIMIT, ROW, RequestBudget, forbidding, is_banned, read_budget, row_of
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -47,8 +47,6 @@ logger = logging.getLogger("vllm.meridian")
 DEFECTS = (Exception, _native.PanicException)
 # Tokens at the end of a prompt on the device that are read first for its last turn.
 _TAIL = 128
-# A bias of OpenAI's API that bans a token.
-_BAN_BIAS = -100.0
 # vLLM samples greedily below this temperature (vllm/v1/sample/sampler.py).
 _GREEDY_BELOW = 1e-5
 
@@ -181,6 +179,15 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
         logger.exception("meridian: failed while %s; thinking is not ended any more", doing)
 
 
+class _Client(NamedTuple):
+    """The rules of one request's client."""
+
+    temperature: float
+    bias: dict[int, float] | None
+    # A grammar that knows no thinking holds in it: the end marker would stand inside one of its texts.
+    bound: bool
+
+
 class _Sampler:
     """The part that both model runners share."""
 
@@ -198,8 +205,11 @@ class _Sampler:
         self._channel = channel
         self._reports = Reports(channel.tell)
         self._eos = list(eos)
-        # Row -> sampling parameters, for guarded and forced rows.
-        self._params: dict[int, SamplingParams] = {}
+        outputs = vllm_config.structured_outputs_config
+        # Whether grammars hold from the first token on.
+        self._binds_thinking = not outputs.reasoning_parser or outputs.enable_in_reasoning
+        # Row -> its client, for guarded and forced rows.
+        self._clients: dict[int, _Client] = {}
 
     def _end_as(self, model: ModelConfig) -> None:
         """From the next request on, end thinking as `model` says."""
@@ -209,7 +219,8 @@ class _Sampler:
         blank = blank_tokens(self._tokenizer, markers) if counts else []
         self.rows.configure_answers(model.min_answer_tokens, self._reserve, blank)
         self._model = markers.model
-        self._phrase_tokens = frozenset(markers.forced)
+        self._forced = markers.forced
+        self._ends = _texts(markers.model.think_end)
         self.boundaries = markers.boundaries
         self.ends_thinking = bool(markers.ends)
 
@@ -247,27 +258,28 @@ class _Sampler:
                 "key": None,
                 "followed": True,
                 "limit": NO_LIMIT if limit is None else limit,
-                "thought_limit": NO_LIMIT,
                 "interrupts": interrupts_of(self._tokenizer, (*_texts(model.interrupt), *budget.interrupts)),
                 "measured": False,
                 "reserve": NO_TOKEN if params.ignore_eos else self.rows.reserve_from(params.max_tokens or NO_TOKEN),
                 "answers": True,
-                "plain": stops_inside(params, model.force_phrase, self._phrase_tokens),
+                "plain": has_no_phrase(params, model.force_phrase, self._forced),
             }
         guards = model.eos_guard and not params.ignore_eos and bool(self._eos)
         self.rows.add(index, prompt, outputs, row, guards)
         self._answers.add(index, params)
-        self._params[index] = params
+        grammar = params.structured_outputs
+        bound = grammar is not None and self._binds_thinking and not _permits_text(grammar, self._ends)
+        self._clients[index] = _Client(params.temperature, params.logit_bias, bound)
         return True
 
     def move(self, one: int, other: int, *, swaps: bool) -> None:
         """Swap two rows, or move one into the place of the other."""
         self.rows.move_row(one, other, swaps)
         self._answers.move(one, other, swaps=swaps)
-        first, second = self._params.pop(one, None), self._params.pop(other, None)
-        for row, params in ((other, first), (one, second if swaps else None)):
-            if params is not None:
-                self._params[row] = params
+        first, second = self._clients.pop(one, None), self._clients.pop(other, None)
+        for row, client in ((other, first), (one, second if swaps else None)):
+            if client is not None:
+                self._clients[row] = client
 
     def receive(self) -> None:
         """Before each forward pass: take in the scheduler's orders, and send it the measurements of earlier steps."""
@@ -311,10 +323,9 @@ class _Sampler:
         force(logits, [rows[i] for i in permitted], [tokens[i] for i in permitted])
 
     def _permits(self, slot: int, token: int) -> bool:
-        """Whether the client's `logit_bias` leaves the token possible; masks are in the logits."""
-        params = self._params.get(slot)
-        bias = None if params is None else params.logit_bias
-        return not bias or bias.get(token, 0.0) > _BAN_BIAS
+        """Whether the client's grammar and `logit_bias` leave the token possible; masks are in the logits."""
+        client = self._clients.get(slot)
+        return client is None or not (client.bound or is_banned(client.bias, token))
 
     def measure(self, logits: torch.Tensor, rows: list[int]) -> kernels.Pending:
         """Start measuring the entropies of rows, which may be changed afterwards."""
@@ -333,7 +344,7 @@ class _Sampler:
         belong to the requests in `slots`, where the client does not forbid that token. Returns the indices of the rows
         in which the end of sequence is likelier, if the scheduler must know them."""
         at = _on(logits, rows)
-        temperatures = [self._params[slot].temperature if slot in self._params else 0.0 for slot in slots]
+        temperatures = [self._clients[slot].temperature if slot in self._clients else 0.0 for slot in slots]
         temperature = on_device(temperatures, logits.device, torch.float32)
         first = self.rows.guard_token
         eos = _on(logits, self._eos)
@@ -503,10 +514,7 @@ class _Slots:
 
 
 def _client_budget(params: SamplingParams) -> RequestBudget:
-    """The options of a client for which no scheduler plans. vLLM itself acts on a `thinking_token_budget`: only one of
-    the two may force tokens."""
-    if getattr(params, "thinking_token_budget", None) is not None:
-        return RequestBudget()
+    """The options of a client for which no scheduler plans."""
     if not params.extra_args:
         return RequestBudget()
     return read_budget({key: value for key, value in (params.extra_args or {}).items() if key != ROW})
@@ -537,12 +545,12 @@ def force(logits: torch.Tensor, rows: list[int], tokens: list[int]) -> None:
     logits[at] = torch.where(own.gather(1, to) > float("-inf"), alone, own)
 
 
-def stops_inside(params: SamplingParams, phrase: str, tokens: frozenset[int]) -> bool:
-    """Whether a stop of the client could end the request inside a forced phrase of these tokens: it is in the phrase,
-    or overlaps one of its ends."""
+def has_no_phrase(params: SamplingParams, phrase: str, tokens: Sequence[int]) -> bool:
+    """Whether to force the end marker without a phrase of these tokens: the client forbids one of them, or one of its
+    stops could end the request inside it. The stop is in the phrase, or overlaps one of its ends."""
     if not phrase:
         return False
-    if params.stop_token_ids and not tokens.isdisjoint(params.stop_token_ids):
+    if not set(tokens).isdisjoint(params.stop_token_ids or ()) or forbidding(params, tokens):
         return True
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
     return any(
@@ -550,6 +558,16 @@ def stops_inside(params: SamplingParams, phrase: str, tokens: frozenset[int]) ->
         for stop in stops
         if stop
     )
+
+
+def _permits_text(grammar: Any, ends: Sequence[str]) -> bool:
+    """Whether vLLM's `StructuredOutputsParams` permit free text before tags, or name one of these texts, of which
+    patterns may escape characters."""
+    if grammar.structural_tag:
+        return True
+    forms = (grammar.json, grammar.regex, grammar.choice, grammar.grammar)
+    texts = [form if isinstance(form, str) else json.dumps(form, ensure_ascii=False) for form in forms if form]
+    return any(end in text.replace("\\", "") for end in ends for text in texts)
 
 
 def _on(logits: torch.Tensor, values: list[int]) -> torch.Tensor:

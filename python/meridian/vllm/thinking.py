@@ -22,8 +22,8 @@ from meridian.vllm.channel import reports_in
 from meridian.vllm.effort import for_request
 from meridian.vllm.markers import around_end
 from meridian.vllm.probing import HiddenFromConnector, SharedBlocks
-from meridian.vllm.processor import interrupts_of, stops_inside
-from meridian.vllm.xargs import NO_LIMIT, ROW, RequestBudget, Row, read_budget
+from meridian.vllm.processor import has_no_phrase, interrupts_of
+from meridian.vllm.xargs import ROW, RequestBudget, Row, read_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ class Asked:
     interrupts: list[list[int]]
     # The client limits the tokens that may be sampled.
     has_mask: bool
-    # Force no phrase: one of the client's stops would end the request inside it.
+    # Force the end marker without a phrase; see `has_no_phrase`.
     plain: bool
 
 
@@ -96,7 +96,7 @@ class ThinkHook:
         self._efforts = config.scheduler.reasoning_effort
         samplers.configure(config.model)
         self._phrase = config.model.force_phrase
-        self._phrase_tokens = frozenset(markers.forced)
+        self._forced = markers.forced
         interrupt = config.model.interrupt
         texts = [text for text in ([interrupt] if isinstance(interrupt, str) else interrupt) if text]
         self._interrupts = interrupts_of(tokenizer, texts)
@@ -156,24 +156,16 @@ class ThinkHook:
             # The front end refuses these options; a request that bypassed it gets the operator's values.
             logger.warning("meridian: request %s: %s: not regarded", request.request_id, why)
             client = RequestBudget()
-        if request.prompt_token_ids is None and getattr(params, "thinking_token_budget", None) is not None:
-            # Only vLLM counts the thinking of such a prompt, and only one of the two may force tokens.
-            client = RequestBudget()
-        else:
-            client = for_request(client, extra, params, self._efforts)
+        client = for_request(client, extra, self._efforts)
         interrupts = interrupts_of(self._tokenizer, client.interrupts) if client.interrupts else []
-        plain = stops_inside(params, self._phrase, self._phrase_tokens)
+        plain = has_no_phrase(params, self._phrase, self._forced)
         return Asked(extra, client, interrupts, _has_mask(params), plain)
 
     def follow(self, request: Request, asked: Asked, row: dict[str, Any]) -> None:
         """Send the sampler of a request what it has to know, in the sampling parameters."""
         # The client's own object stays unchanged.
         request.sampling_params = copy.copy(request.sampling_params)
-        params = cast("Any", request.sampling_params)
-        params.extra_args = {**asked.extra, ROW: Row(row)}
-        if row["thought_limit"] != NO_LIMIT:
-            # It is in the limits: only one of the two may force tokens.
-            params.thinking_token_budget = None
+        cast("Any", request.sampling_params).extra_args = {**asked.extra, ROW: Row(row)}
 
     def most_tokens(self, request: Request) -> int:
         """Most tokens that the request may generate, also by the model's length."""
@@ -394,13 +386,15 @@ def _suffix(config: MeridianConfig, tokenizer: Tokenizer) -> list[int]:
 
 
 def _has_mask(params: SamplingParams) -> bool:
-    """Whether the client limits the tokens that may be sampled, so that one that is to be forced may be forbidden."""
+    """Whether the client limits the tokens that may be sampled, so that one that is to be forced may be forbidden, or
+    vLLM's own budget may force another."""
     return bool(
         params.structured_outputs is not None
         or params.allowed_token_ids
         or params.bad_words
         or params.min_tokens
         or params.logit_bias
+        or getattr(params, "thinking_token_budget", None) is not None
     )
 
 

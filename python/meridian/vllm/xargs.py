@@ -20,13 +20,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 # The scheduler's data for the sampler of a request; clients must not set it.
 ROW = "meridian_row"
 REPORT = "meridian_think_report"
+BUDGET = "meridian_think_budget"
 # OpenAI's `reasoning_effort`, for the operator's table.
 EFFORT = "meridian_reasoning_effort"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -40,7 +41,6 @@ class Row(dict[str, Any]):
     | `key` | number of the request in orders and reports; None without a scheduler |
     | `followed` | whether its thinking is followed from its first token on, or only from the first order for it |
     | `limit` | think tokens at which the end is forced |
-    | `thought_limit` | the same for one thought, prompt included, as vLLM counts for its `thinking_token_budget` |
     | `interrupts` | token sequences that end the thinking |
     | `measured` | whether its entropies are wanted |
     | `reserve` | generated tokens at which the rest is for the answer |
@@ -62,6 +62,8 @@ NO_LIMIT = (1 << 32) - 1
 MAX_TOKENS = 1 << 24
 MAX_INTERRUPTS = 8
 MAX_INTERRUPT_BYTES = 256
+# A bias of OpenAI's API that bans a token.
+_BAN_BIAS = -100.0
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,6 @@ class RequestBudget:
 
     off: bool = False
     max_think_tokens: int | None = None
-    # vLLM's own `thinking_token_budget`, where Meridian enforces it.
-    max_thought_tokens: int | None = None
     min_think_tokens: int | None = None
     eat_probe_interval_tokens: int | None = None
     ema_alpha: float | None = None
@@ -181,7 +181,7 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 
 
 _READERS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "meridian_think_budget": ("max_think_tokens", _integer(0, MAX_TOKENS)),
+    BUDGET: ("max_think_tokens", _integer(0, MAX_TOKENS)),
     "meridian_think_off": ("off", _flag),
     "meridian_min_think_tokens": ("min_think_tokens", _integer(0, MAX_TOKENS)),
     "meridian_probe_interval": ("eat_probe_interval_tokens", _integer(1, 1 << 16)),
@@ -194,3 +194,21 @@ _READERS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "meridian_interrupt": ("interrupts", _texts),
     REPORT: ("report", _flag),
 }
+OPTIONS = _READERS.keys()
+
+
+def is_banned(bias: Mapping[int, float] | None, token: int) -> bool:
+    """Whether a client's `logit_bias` forbids the token."""
+    return bool(bias) and bias.get(token, 0.0) <= _BAN_BIAS
+
+
+def forbidding(params: Any, tokens: Sequence[int]) -> str | None:
+    """The field of a client's parameters that forbids a token of this sequence wherever it stands; None if none does.
+    A grammar, `min_tokens` and a bad word that begins before the sequence forbid it in some places only."""
+    if params.allowed_token_ids and not set(tokens) <= set(params.allowed_token_ids):
+        return "allowed_token_ids"
+    if any(is_banned(params.logit_bias, token) for token in tokens):
+        return "logit_bias"
+    words = map(list, params.bad_words_token_ids or ())
+    inside = any(list(tokens[at : at + len(word)]) == word for word in words for at in range(len(tokens)))
+    return "bad_words" if inside else None

@@ -1,4 +1,4 @@
-"""`reasoning_effort` and `thinking_token_budget` of a client, and the operator's table."""
+"""`reasoning_effort` of a client, and the operator's table; `thinking_token_budget` stays with vLLM."""
 
 from __future__ import annotations
 
@@ -22,61 +22,45 @@ high.max_think_tokens = 4096
 """
 
 
-def budget(extra: dict[str, Any], thinking_token_budget: int | None = None) -> tuple[int | None, ...]:
-    """Most and least think tokens of a request, and most tokens of each thought."""
+def budget(extra: dict[str, Any]) -> tuple[int | None, ...]:
+    """Most and least think tokens of a request."""
     from meridian.vllm.effort import for_request
     from meridian.vllm.xargs import read_budget
-    from vllm import SamplingParams
 
     efforts = MeridianConfig.from_toml(TABLE).scheduler.reasoning_effort
-    params = SamplingParams(extra_args=extra, thinking_token_budget=thinking_token_budget)
-    found = for_request(read_budget(extra), extra, params, efforts)
-    return found.max_think_tokens, found.min_think_tokens, found.max_thought_tokens
+    found = for_request(read_budget(extra), extra, efforts)
+    return found.max_think_tokens, found.min_think_tokens
 
 
 @pytest.mark.parametrize(
-    ("extra", "own", "expected"),
+    ("extra", "expected"),
     [
-        ({}, None, (None, None, None)),
-        ({"meridian_reasoning_effort": "low"}, None, (16, 4, None)),
-        ({"meridian_reasoning_effort": "high"}, None, (4096, None, None)),
-        ({"meridian_reasoning_effort": "medium"}, None, (None, None, None)),
-        ({"meridian_reasoning_effort": "low", "meridian_think_budget": 99}, None, (99, 4, None)),
-        ({"meridian_reasoning_effort": "low", "meridian_min_think_tokens": 1}, None, (16, 1, None)),
-        ({"meridian_reasoning_effort": "low"}, 8, (16, 4, 8)),
-        ({}, 8, (None, None, 8)),
-        ({}, 0, (None, None, 0)),
-        ({"meridian_think_budget": 5}, 8, (5, None, 8)),
-        ({"meridian_think_budget": 9}, 8, (9, None, 8)),
-        ({}, 1 << 60, (None, None, (1 << 32) - 2)),
+        ({}, (None, None)),
+        ({"meridian_reasoning_effort": "low"}, (16, 4)),
+        ({"meridian_reasoning_effort": "high"}, (4096, None)),
+        ({"meridian_reasoning_effort": "medium"}, (None, None)),
+        ({"meridian_reasoning_effort": "low", "meridian_think_budget": 99}, (99, 4)),
+        ({"meridian_reasoning_effort": "low", "meridian_min_think_tokens": 1}, (16, 1)),
     ],
 )
-def test_a_clients_own_options_win_over_its_effort(
-    extra: dict[str, Any], own: int | None, expected: tuple[int | None, ...]
-) -> None:
-    assert budget(extra, own) == expected
+def test_a_clients_own_options_win_over_its_effort(extra: dict[str, Any], expected: tuple[int | None, ...]) -> None:
+    assert budget(extra) == expected
 
 
-@pytest.mark.parametrize(
-    ("prompt", "thought_limit", "kept"), [([1, 2], 8, None), (None, (1 << 32) - 1, 8)], ids=["tokens", "embeddings"]
-)
-def test_a_budget_of_a_request_without_prompt_tokens_stays_with_vllm(
-    prompt: list[int] | None, thought_limit: int, kept: int | None
-) -> None:
-    """Nobody knows where the thinking of a prompt of embeddings begins."""
+def test_vllms_own_budget_stays_with_vllm() -> None:
     from meridian.vllm.thinking import ThinkHook
+    from meridian.vllm.xargs import RequestBudget
     from vllm import SamplingParams
 
     hook: Any = object.__new__(ThinkHook)
     hook._efforts = MeridianConfig.from_toml(TABLE).scheduler.reasoning_effort
-    hook._phrase, hook._phrase_tokens, hook._interrupts = "", frozenset(), []
-    params = SamplingParams(thinking_token_budget=8)
-    request: Any = SimpleNamespace(request_id="a", prompt_token_ids=prompt, sampling_params=params)
+    hook._phrase, hook._forced, hook._interrupts = "", [], []
+    request: Any = SimpleNamespace(request_id="a", sampling_params=SamplingParams(thinking_token_budget=8))
     asked = hook.asked(request)
-    assert asked.client.max_thought_tokens == (None if prompt is None else 8)
-    hook.follow(request, asked, {"key": 1, "thought_limit": thought_limit})
-    assert request.sampling_params.thinking_token_budget == kept
-    assert params.thinking_token_budget == 8, "the client's own object"
+    assert asked.client == RequestBudget()
+    assert asked.has_mask, "vLLM may force another token than Meridian"
+    hook.follow(request, asked, {"key": 1})
+    assert request.sampling_params.thinking_token_budget == 8
 
 
 @pytest.mark.parametrize("value", ["lo", "", 1, None, True, ["low"], "__class__", "_from_tables"])
@@ -89,7 +73,7 @@ def test_an_effort_that_no_client_may_name_is_refused(value: Any) -> None:
         read_budget(extra)
     # A request that bypassed the front end.
     efforts = MeridianConfig.from_toml(TABLE).scheduler.reasoning_effort
-    assert for_request(RequestBudget(), extra, object(), efforts) == RequestBudget()
+    assert for_request(RequestBudget(), extra, efforts) == RequestBudget()
 
 
 @pytest.mark.parametrize(

@@ -101,15 +101,18 @@ def test_force_leaves_a_row_alone_in_which_its_token_is_impossible() -> None:
         ({"stop": ["I now"]}, False),
         ({"stop_token_ids": [END]}, True),
         ({"stop_token_ids": [EOS, 200]}, False),
+        ({"logit_bias": {ord("s"): -100}}, True),
+        ({"logit_bias": {ord("s"): -99, EOS: -100}}, False),
+        ({"allowed_token_ids": [END, ord("o")]}, True),
     ],
 )
-def test_stops_inside_a_phrase(stops: dict[str, Any], expected: bool) -> None:
-    from meridian.vllm.processor import stops_inside
+def test_a_client_that_gets_no_phrase(stops: dict[str, Any], expected: bool) -> None:
+    from meridian.vllm.processor import has_no_phrase
     from vllm import SamplingParams
 
     phrase = "\nI stop, so</think>\n"
-    assert stops_inside(SamplingParams(**stops), phrase, frozenset([ord("s"), ord("o"), END])) is expected
-    assert not stops_inside(SamplingParams(**stops), "", frozenset())
+    assert has_no_phrase(SamplingParams(**stops), phrase, [ord("s"), ord("o"), END]) is expected
+    assert not has_no_phrase(SamplingParams(**stops), "", [])
 
 
 @pytest.mark.parametrize(("stop", "first"), [(["ok"], END), (["other"], ord("o"))])

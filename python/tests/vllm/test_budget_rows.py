@@ -76,7 +76,8 @@ def make_sampler(wire: Any, **model: Any) -> Any:
     from meridian import MeridianConfig, ModelConfig
     from meridian.vllm.processor import _Sampler
 
-    vllm_config: Any = SimpleNamespace()
+    outputs = SimpleNamespace(reasoning_parser="", enable_in_reasoning=False)
+    vllm_config: Any = SimpleNamespace(structured_outputs_config=outputs)
     return _Sampler(MeridianConfig(model=ModelConfig(**model)), vllm_config, Letters(), wire, [EOS])
 
 
@@ -86,7 +87,6 @@ def limits(limit: int = NO_LIMIT, interrupts: list[list[int]] | None = None, **f
         "key": 1,
         "followed": True,
         "limit": limit,
-        "thought_limit": NO_LIMIT,
         "interrupts": interrupts or [],
         "measured": False,
         "reserve": NO_LIMIT,

@@ -9,12 +9,6 @@ pub struct ClientBudget {
     pub is_off: bool,
     /// Most think tokens; the operator's cap holds as well.
     pub max_think_tokens: Option<u32>,
-    /// vLLM's `thinking_token_budget`: most tokens of each thought; see
-    /// [`SamplerLimits::max_thought_tokens`](super::SamplerLimits::max_thought_tokens).
-    pub max_thought_tokens: Option<u32>,
-    /// Tokens of the thought that its prompt leaves open; see
-    /// [`Markers::thought_tokens`](crate::Markers::thought_tokens).
-    pub thought_tokens: i64,
     /// Think tokens before which only the hard cap and an interrupt end thinking.
     pub min_think_tokens: Option<u32>,
     /// Think tokens between two probes.
@@ -66,7 +60,6 @@ impl ClientBudget {
     pub(super) fn asks(&self) -> bool {
         self.is_off
             || self.max_think_tokens.is_some()
-            || self.max_thought_tokens.is_some()
             || !self.interrupts.is_empty()
             || self.reports
             || self.eat_probe_interval_tokens.is_some()
@@ -78,8 +71,6 @@ impl ClientBudget {
         let Self {
             is_off: _,
             max_think_tokens: _,
-            max_thought_tokens: _,
-            thought_tokens: _,
             min_think_tokens,
             eat_probe_interval_tokens: _,
             ema_alpha,

@@ -105,11 +105,6 @@ pub struct SamplerLimits {
     pub is_measured: bool,
     /// Think tokens at which the end is forced; the ending comes on top.
     pub max_think_tokens: u32,
-    /// Tokens of one thought at which its end is forced, counted as vLLM counts them for its `thinking_token_budget`:
-    /// from the latest start marker, those in the prompt included. `u32::MAX` for none.
-    pub max_thought_tokens: u32,
-    /// Tokens of the thought that the prompt leaves open; see [`Markers::thought_tokens`].
-    pub thought_tokens: i64,
     /// Force the end marker alone, without the phrase: a stop of the client would end the request inside it.
     pub is_plain: bool,
     /// Generating any of these ends thinking.
@@ -137,8 +132,6 @@ impl Default for SamplerLimits {
             is_followed: true,
             is_measured: false,
             max_think_tokens: u32::MAX,
-            max_thought_tokens: u32::MAX,
-            thought_tokens: 0,
             is_plain: false,
             interrupts: [].into(),
             guards_eos: true,
@@ -293,8 +286,6 @@ pub struct Enforcement {
 struct Run {
     tokens: u32,
     think_tokens: u32,
-    /// Tokens of the present thought, as [`SamplerLimits::max_thought_tokens`] counts them.
-    thought_tokens: i64,
     matched: Vec<u16>,
     is_interrupted: bool,
     /// The latest tokens of the thinking.
@@ -323,7 +314,7 @@ impl Enforcement {
     #[must_use]
     pub fn resumed(limits: SamplerLimits, tokens: u32, think_tokens: u32) -> Self {
         let mut resumed = Self::new(limits);
-        resumed.run = Run { tokens, think_tokens, thought_tokens: think_tokens.into(), ..resumed.run };
+        resumed.run = Run { tokens, think_tokens, ..resumed.run };
         resumed
     }
 
@@ -386,9 +377,7 @@ impl Enforcement {
     /// The reason why open thinking has to end now.
     fn due(&self) -> Option<ForceReason> {
         let Self { run, limits, .. } = self;
-        let is_spent = run.think_tokens >= self.limit()
-            || limits.max_thought_tokens < u32::MAX && run.thought_tokens >= i64::from(limits.max_thought_tokens);
-        if is_spent {
+        if run.think_tokens >= self.limit() {
             Some(ForceReason::HardCap)
         } else if run.is_interrupted {
             Some(ForceReason::Pattern)
@@ -451,13 +440,9 @@ impl Enforcement {
         run.tokens = run.tokens.saturating_add(1);
         if !was_open {
             run.answer.push(&rules.answers, rules.markers.starts(), token, run.forcing.is_some());
-            if is_open {
-                run.thought_tokens = 0;
-            }
             return;
         }
         run.think_tokens = run.think_tokens.saturating_add(1);
-        run.thought_tokens = run.thought_tokens.saturating_add(1);
         if run.tail.len() == 2 * REMEMBERED {
             run.tail.drain(..REMEMBERED);
         }
@@ -479,7 +464,6 @@ impl Run {
         Self {
             tokens: 0,
             think_tokens: 0,
-            thought_tokens: limits.thought_tokens,
             matched: vec![0; limits.interrupts.len()],
             is_interrupted: false,
             tail: Vec::new(),

@@ -136,8 +136,6 @@ impl ThinkBudgets {
         let keeps_room = has_budget && !client.ignores_eos;
         let limits = SamplerLimits {
             max_think_tokens: thresholds.max_think_tokens,
-            max_thought_tokens: client.max_thought_tokens.unwrap_or(u32::MAX),
-            thought_tokens: client.thought_tokens,
             is_plain: client.is_plain,
             interrupts: patterns.into(),
             guards_eos: *guards_eos,

@@ -31,7 +31,7 @@ sys.path.remove(str(Path(__file__).resolve().parent))
 from outputs import FOLLOWS  # noqa: E402
 from outputs.engines import Offline, Sessions, options_of  # noqa: E402
 from outputs.run import RUNNERS, V1, V2, prepare  # noqa: E402
-from outputs.situations import ENGINES, HARMONY_USER, THINKS, USER, Ask, Engine, Session, Situation  # noqa: E402
+from outputs.situations import ENGINES, HARMONY_USER, OBJECT, SCHEMA, TAG, THINKS, USER, Ask, Engine, Session, Situation  # noqa: E402
 
 WORDS = "abcde fghij klmno pqrst uvwxy " * 6
 CALL = '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>'
@@ -89,6 +89,16 @@ def ends_at(tokens: Callable[[int], int], close: Sequence[int] = (CLOSE,)) -> Ch
     return check
 
 
+def all_end_at(tokens: Callable[[int], int]) -> Check:
+    """The end marker of each choice stands behind so many tokens."""
+
+    def check(answer: Any, number: int, _: Tools) -> str | None:
+        wrong = [x["ids"][:40] for x in answer["outputs"] if x["ids"].index(CLOSE) != tokens(number)]
+        return f"{wrong}" if wrong else None
+
+    return check
+
+
 def is_json(answer: Any, _: int, __: Tools) -> str | None:
     """The answer is JSON that has ended by itself."""
     if "error" in answer:
@@ -101,22 +111,12 @@ def is_json(answer: Any, _: int, __: Tools) -> str | None:
     return None if output["finish"] == "stop" else f"ended by {output['finish']}"
 
 
-def has_only(allowed: set[int], most: int) -> Check:
-    """The answer has only tokens that its client allows, and as many as it asked for."""
+def says(text: str) -> Check:
+    """The answer is the text, and ends by itself."""
 
     def check(answer: Any, _: int, __: Tools) -> str | None:
-        ids = answer["outputs"][0]["ids"]
-        wrong = [token for token in ids if token not in allowed]
-        return f"has {wrong[:4]}" if wrong or len(ids) != most else None
-
-    return check
-
-
-def lacks(token: int) -> Check:
-    """The answer lacks a token that its client forbids."""
-
-    def check(answer: Any, _: int, __: Tools) -> str | None:
-        return f"has {token}" if token in answer["outputs"][0]["ids"] else None
+        output = answer["outputs"][0]
+        return None if (output["text"], output["finish"]) == (text, "stop") else f"{output['text']!r}"
 
     return check
 
@@ -180,21 +180,43 @@ ROWS = (
         ENGINES["in reasoning"],
     ),
     Row(
-        "allowed_token_ids without the end marker",
-        lambda i: Ask(
-            THINKS, {"allowed_token_ids": list(range(40, 90)), "extra_args": {"meridian_think_budget": i % 9}}
-        ),
-        has_only(set(range(40, 90)), 48),
+        "a logit_bias of -99 of the end marker",
+        lambda i: ask(THINKS, WORDS, logit_bias={CLOSE: -99}, **own(i % 9)),
+        ends_at(lambda i: i % 9),
     ),
     Row(
-        "bad_words with the end marker",
-        lambda i: ask(THINKS, WORDS, bad_words=["</think>"], **own(i % 9)),
-        lacks(CLOSE),
+        "JSON with a text, without a parser, its budget spent",
+        lambda i: ask(THINKS, f"{OBJECT}<|im_end|>", structured_outputs={"json": SCHEMA}, **own(i)),
+        says(OBJECT),
     ),
     Row(
-        "logit_bias that bans the end marker",
-        lambda i: ask(THINKS, WORDS, logit_bias={CLOSE: -100}, **own(i % 9)),
-        lacks(CLOSE),
+        "JSON with a text, in reasoning, its budget spent",
+        lambda i: ask(THINKS, f"{OBJECT}<|im_end|>", structured_outputs={"json": SCHEMA}, **own(i)),
+        says(OBJECT),
+        ENGINES["in reasoning"],
+    ),
+    Row(
+        "JSON with a text, in reasoning, the operator's limit spent",
+        lambda i: ask(THINKS, f"{OBJECT}<|im_end|>", structured_outputs={"json": SCHEMA}),
+        says(OBJECT),
+        ENGINES["in reasoning"],
+        LIMIT,
+    ),
+    Row(
+        "a grammar with the end marker, in reasoning",
+        lambda i: ask(THINKS, "a" * 40, structured_outputs={"regex": "a{0,30}</think>yes"}, **own(i % 30)),
+        ends_at(lambda i: i % 30),
+        ENGINES["in reasoning"],
+    ),
+    Row(
+        "text before structural tags, without a parser",
+        lambda i: ask(THINKS, WORDS, structured_outputs={"structural_tag": json.dumps(TAG)}, **own(i % 9)),
+        ends_at(lambda i: i % 9),
+    ),
+    Row(
+        "several choices",
+        lambda i: ask(THINKS, WORDS, n=3, temperature=0.5, seed=i, **own(i % 9)),
+        all_end_at(lambda i: i % 9),
     ),
     Row(
         "min_tokens with the end marker as a stop",
@@ -249,12 +271,6 @@ ROWS = (
         Engine("no-markers", {"reasoning_config": OTHER}),
     ),
     Row("a tool call stays whole", lambda i: ask(THINKS, f"x{CALL}<|im_end|>", **own(i % 40)), keeps(CALL), _PARSER),
-    Row(
-        "a tool call stays whole under vLLM's own budget",
-        lambda i: ask(THINKS, f"x{CALL}<|im_end|>", thinking_token_budget=2 + i % 40),
-        keeps(CALL),
-        _PARSER,
-    ),
     Row(
         "a tool call stays whole where its parser is not known",
         lambda i: ask(THINKS, f"x{CALL}y<|im_end|>", **own(2 + i % 30)),

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outputs import FOLLOWS
+
 OFFLINE, OFFLINE_ASYNC, HTTP, HTTP_ASYNC = "offline", "offline async", "HTTP", "HTTP async"
 WAYS = (OFFLINE, OFFLINE_ASYNC, HTTP, HTTP_ASYNC)
 BOTH_OFFLINE, BOTH_HTTP = (OFFLINE, OFFLINE_ASYNC), (HTTP, HTTP_ASYNC)
@@ -98,7 +100,7 @@ ENGINES = {
         serve_arguments=("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
     ),
     "in reasoning": Engine(
-        options={"structured_outputs_config": {"reasoning_parser": "qwen3", "enable_in_reasoning": True}}
+        options={"reasoning_parser": "qwen3", "structured_outputs_config": {"enable_in_reasoning": True}}
     ),
     "raw logits": Engine(options={"logprobs_mode": "raw_logits", "max_logprobs": -1}, ways=(OFFLINE,)),
     "processed logprobs": Engine(options={"logprobs_mode": "processed_logprobs", "max_logprobs": -1}),
@@ -245,6 +247,14 @@ TAG = {
     "structures": [{"begin": "<tool_call>", "schema": SCHEMA, "end": "</tool_call>"}],
     "triggers": ["<tool_call>"],
 }
+FORMS = (
+    ("a JSON schema", {"json": SCHEMA}, OBJECT),
+    ("json_object", {"json_object": True}, OBJECT),
+    ("a choice", {"choice": ["yes", "no", "perhaps"]}, "perhaps"),
+    ("a regular expression", {"regex": "[a-f]{3,6}[0-9]{2}"}, "abcde42"),
+    ("a grammar", {"grammar": 'root ::= "left" | "right" root'}, "right left"),
+    ("a structural tag", {"structural_tag": json.dumps(TAG)}, f"so <tool_call>{OBJECT}</tool_call>"),
+)
 GRAMMARS = [
     Situation(
         name,
@@ -258,14 +268,7 @@ GRAMMARS = [
             free(ANSWERS, seed=2, structured_outputs=how, max_tokens=40),
         ),
     )
-    for name, how, said in (
-        ("a JSON schema", {"json": SCHEMA}, OBJECT),
-        ("json_object", {"json_object": True}, OBJECT),
-        ("a choice", {"choice": ["yes", "no", "perhaps"]}, "perhaps"),
-        ("a regular expression", {"regex": "[a-f]{3,6}[0-9]{2}"}, "abcde42"),
-        ("a grammar", {"grammar": 'root ::= "left" | "right" root'}, "right left"),
-        ("a structural tag", {"structural_tag": json.dumps(TAG)}, f"so <tool_call>{OBJECT}</tool_call>"),
-    )
+    for name, how, said in FORMS
 ]
 GRAMMARS += [
     Situation(
@@ -287,6 +290,69 @@ GRAMMARS += [
         "grammars",
         TEXT,
         (say(SAID), say(f"one</think>{OBJECT}{END}", structured_outputs={"json": SCHEMA}), free(), say(SAID)),
+    ),
+]
+
+# vLLM's own `thinking_token_budget`, met before, inside and after the thought or the object.
+BUDGETS = [
+    Situation(
+        f"a budget and {name}",
+        "budgets",
+        ("parser",),
+        tuple(
+            request
+            for budget in (0, 3, 7, 40)
+            for request in (
+                say(SAID, thinking_token_budget=budget, **mask),
+                free(seed=budget, thinking_token_budget=budget, **mask),
+                say(f"<think>{SAID}", USER, thinking_token_budget=budget, **mask),
+            )
+        ),
+    )
+    for name, mask in {
+        "no mask": {},
+        "allowed_token_ids without the end marker": {"allowed_token_ids": LETTERS},
+        "bad_words with the end marker": {"bad_words": ["</think>"]},
+        "bad_words with a word of the thought": {"bad_words": ["two"]},
+        "a logit_bias of -100 of the end marker": {"logit_bias": {ID["</think>"]: -100.0}},
+        "a logit_bias of -5 of the end marker": {"logit_bias": {ID["</think>"]: -5.0}},
+        "stop_token_ids of the end marker, with min_tokens": {"stop_token_ids": [ID["</think>"]], "min_tokens": 12},
+        "EOS ignored": {"ignore_eos": True},
+    }.items()
+]
+BUDGETS += [
+    Situation(
+        f"a budget and {name}",
+        "budgets",
+        ("parser", "in reasoning"),
+        tuple(
+            request
+            for budget in (0, 2, 5, 9, 60)
+            for request in (
+                say(f"one two three</think>\n\n{said}{END}", structured_outputs=how, thinking_token_budget=budget),
+                say(f"{said}{END}", structured_outputs=how, thinking_token_budget=budget),
+                free(seed=budget, structured_outputs=how, thinking_token_budget=budget, max_tokens=32),
+                say(f"{said}{END}", ANSWERS, structured_outputs=how, thinking_token_budget=budget),
+            )
+        ),
+        BOTH_OFFLINE,
+    )
+    for name, how, said in FORMS
+]
+CALLED = '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>'
+BUDGETS += [
+    Situation(
+        "a budget of several choices",
+        "budgets",
+        ("parser",),
+        tuple(free(seed=n, n=3, thinking_token_budget=n) for n in (0, 4, 60)),
+    ),
+    Situation(
+        "a budget that a tool call inside the thinking exceeds",
+        "budgets",
+        ("parser",),
+        tuple(say(f"x{CALLED}{END}", thinking_token_budget=n, extra_args={FOLLOWS: 1}) for n in (2, 9, 20)),
+        BOTH_OFFLINE,
     ),
 ]
 
@@ -894,6 +960,7 @@ SITUATIONS = (
     *EOS,
     *MASKS,
     *GRAMMARS,
+    *BUDGETS,
     *STOPS,
     *SEVERAL,
     *SEEDS,
