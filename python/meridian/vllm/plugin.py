@@ -14,6 +14,7 @@ _PARTS = {
     "answers": "a response of several choices has the report of one",
     "stops": "stop strings bind in thinking too",
     "refusals": "the stream of a refused request ends without a reason",
+    "limits": "no limit of thinking in beam search, under masks and after tools of the server",
 }
 
 

@@ -40,7 +40,7 @@ def install() -> None:
         ConfigError: `meridian.toml` is not valid.
         ImportError, AttributeError: this vLLM has no such place.
     """
-    model = _configured()
+    model = configured().model
     if model.stop_strings != "answer":
         return
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -51,10 +51,10 @@ def install() -> None:
             setattr(front_end, "__init__", _following(front_end.__init__, model))  # noqa: B010
 
 
-def _configured() -> ModelConfig:
-    """`[model]` of this process. Quietly: the engine's own process logs what is odd about its configuration."""
+def configured() -> MeridianConfig:
+    """The configuration of this process. Quietly: the engine's own process logs what is odd about it."""
     text, base_dir, _, _ = _native.load_config(None)
-    return MeridianConfig.from_native(text, base_dir).model
+    return MeridianConfig.from_native(text, base_dir)
 
 
 def _following(init: Callable[..., None], model: ModelConfig) -> Callable[..., None]:
@@ -142,6 +142,11 @@ class Thought:
             # A template may close thinking that it did not open.
             self._has_ended |= any(_contains(turn, marker) for ends in rules.ends.values() for marker in ends)
         self._recent.clear()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is in its thinking."""
+        return self._is_open
 
     def takes(self, token: int) -> bool:
         """Take in a token; returns whether it belongs to the thinking, as markers do."""

@@ -164,6 +164,34 @@ def test_a_bad_value_is_the_clients_mistake(server: BudgetServer, end: int, key:
     assert tokens(server.chat({"meridian_think_budget": 3})).index(end) == 3
 
 
+BEAMS = {"use_beam_search": True, "n": 2}
+
+
+@pytest.mark.parametrize(
+    ("field", "xargs", "more"),
+    [
+        ("use_beam_search", {}, BEAMS),
+        ("use_beam_search", {}, BEAMS | {"max_tokens": 10, "reasoning_effort": "low"}),
+        ("meridian_think_budget", {"meridian_think_budget": 4}, BEAMS | {"max_tokens": 10}),
+        ("allowed_token_ids", {}, {"allowed_token_ids": [40, 41]}),
+        ("bad_words", {"meridian_think_budget": 4}, {"bad_words": ["</think>"], "max_tokens": 10}),
+        ("logit_bias", {}, {"logit_bias": {"END": -100}}),
+    ],
+)
+def test_a_limit_that_could_not_hold_is_the_clients_mistake(
+    server: BudgetServer, end: int, field: str, xargs: dict[str, Any], more: dict[str, Any]
+) -> None:
+    if "logit_bias" in more:
+        more = {"logit_bias": {str(end): -100}}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server.chat(xargs, **{"max_tokens": THINK_TOKENS + 1, **more})
+    error = json.loads(refused.value.read())["error"]
+    assert (refused.value.code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field}: ")
+    if not xargs:
+        assert server.chat(xargs, **{**more, "max_tokens": 9})["choices"], "it cannot reach the limit"
+
+
 def test_probes_run_and_only_the_clients_requests_are_counted(server: BudgetServer) -> None:
     finished = server.metric(server.base, "vllm:request_success_total")
     done = server.metric(server.listener, 'meridian_probes_total{outcome="done"}')

@@ -18,7 +18,7 @@ from typing import Any
 
 import fresh
 import pytest
-from meridian.config import ModelConfig
+from meridian.config import MeridianConfig, ModelConfig
 from meridian.vllm import plugin, stops
 from meridian.vllm.bench.model import model_dir
 from meridian.vllm.bench.run import ENVIRONMENT
@@ -286,7 +286,7 @@ def test_only_requests_with_stop_strings_are_followed() -> None:
 def test_the_front_ends_are_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for front_end in (AsyncLLM, LLMEngine):
         monkeypatch.setattr(front_end, "__init__", front_end.__init__)
-    monkeypatch.setattr(stops, "_configured", lambda: ModelConfig(stop_strings="answer"))
+    monkeypatch.setattr(stops, "configured", lambda: MeridianConfig(model=ModelConfig(stop_strings="answer")))
     stops.install()
     first = AsyncLLM.__init__, LLMEngine.__init__
     stops.install()
