@@ -1,16 +1,15 @@
-//! Who the client is: the docker configuration, and the challenge of a registry.
+//! Who the client is, and the challenge of a registry.
 
 use std::fmt;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use docker_credential::{CredentialRetrievalError, DockerCredential};
 use meridian_core::oci::{OciReference, is_loopback};
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 
-use crate::Problem;
+use crate::{Problem, login};
 
 /// Credentials for one registry.
 #[derive(Clone)]
@@ -22,6 +21,8 @@ pub(crate) enum Credentials {
     },
     /// A refresh token, as Azure's registry gives: the registry's server of tokens exchanges it.
     Refresh(String),
+    /// A token for the registry itself.
+    Token(String),
 }
 
 /// No secret gets into a log by accident.
@@ -32,36 +33,16 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Those of the docker configuration: `$DOCKER_CONFIG/config.json` or `~/.docker/config.json`, or of the credential
-    /// helper that it names. A helper that hangs is left to end by itself.
-    pub(crate) async fn of(host: &str, patience: Duration) -> Result<Self, Problem> {
-        let server = if is_docker_hub(host) { "https://index.docker.io/v1/".to_owned() } else { host.to_owned() };
-        let asked = tokio::task::spawn_blocking(move || docker_credential::get_credential(&server));
-        let failed = |reason| Err(Problem::Credentials { reason });
+    /// Those of this user's docker, podman or Kubernetes configuration, or of the credential helper that it names. A helper
+    /// that hangs is left to end by itself.
+    pub(crate) async fn of(reference: &OciReference, patience: Duration) -> Result<Self, Problem> {
+        let reference = reference.clone();
+        let asked = tokio::task::spawn_blocking(move || login::find(&reference));
         let Ok(Ok(found)) = tokio::time::timeout(patience, asked).await else {
-            return failed("the credential helper of the docker configuration did not answer, expected a login");
+            let reason = "the credential helper of the docker configuration did not answer, expected a login";
+            return Err(Problem::Credentials { reason: reason.into() });
         };
-        match found {
-            Ok(DockerCredential::UsernamePassword(user, password)) => Ok(Self::Login { user, password }),
-            Ok(DockerCredential::IdentityToken(token)) => Ok(Self::Refresh(token)),
-            Err(
-                CredentialRetrievalError::ConfigNotFound
-                | CredentialRetrievalError::ConfigReadError
-                | CredentialRetrievalError::NoCredentialConfigured,
-            ) => Ok(Self::Anonymous),
-            Err(CredentialRetrievalError::HelperFailure { stdout, .. }) if stdout.contains("credentials not found") => {
-                Ok(Self::Anonymous)
-            }
-            // Its output is not shown: it may hold the secret.
-            Err(
-                CredentialRetrievalError::HelperFailure { .. }
-                | CredentialRetrievalError::HelperCommunicationError
-                | CredentialRetrievalError::MalformedHelperResponse,
-            ) => failed("the credential helper of the docker configuration failed, expected a login"),
-            Err(
-                CredentialRetrievalError::CredentialDecodingError | CredentialRetrievalError::CredentialMismatchError,
-            ) => failed("the login in the docker configuration is malformed, expected one that `docker login` writes"),
-        }
+        found.map_err(|reason| Problem::Credentials { reason })
     }
 
     pub(crate) fn basic(&self) -> Option<HeaderValue> {
@@ -75,6 +56,7 @@ impl Credentials {
             Self::Anonymous => "a caller without credentials",
             Self::Login { .. } => "the credentials of the docker configuration",
             Self::Refresh(_) => "the identity token of the docker configuration",
+            Self::Token(_) => "the registry token of the docker configuration",
         }
     }
 }

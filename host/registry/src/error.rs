@@ -103,7 +103,7 @@ pub enum Problem {
     #[error("credentials: {reason}")]
     Credentials {
         /// What is wrong, and what was expected.
-        reason: &'static str,
+        reason: String,
     },
     /// The reference or a file does not do for the call.
     #[error("{reason}")]

@@ -17,6 +17,7 @@
 mod auth;
 mod digest;
 mod error;
+mod login;
 mod manifest;
 mod pull;
 mod push;

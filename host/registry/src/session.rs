@@ -227,13 +227,14 @@ impl<'a> Session<'a> {
     }
 
     async fn authorize(&self, what: &str, challenge: Challenge) -> Result<(), Problem> {
-        let credentials = Credentials::of(self.reference.host(), self.limits.silence).await?;
-        let header = match challenge {
-            Challenge::Basic => credentials.basic(),
-            Challenge::Bearer { realm, service, scope } => {
+        let credentials = Credentials::of(self.reference, self.limits.silence).await?;
+        let header = match (challenge, &credentials) {
+            (_, Credentials::Token(token)) => secret(&format!("Bearer {token}")),
+            (Challenge::Basic, _) => credentials.basic(),
+            (Challenge::Bearer { realm, service, scope }, _) => {
                 let request = match &credentials {
                     Credentials::Refresh(token) => self.exchange(realm, service.as_deref(), &scope, token),
-                    Credentials::Anonymous | Credentials::Login { .. } => self.client.get(realm),
+                    _ => self.client.get(realm),
                 };
                 Some(self.token(what, request, &credentials).await?)
             }
@@ -241,7 +242,7 @@ impl<'a> Session<'a> {
         if header.is_none() && matches!(credentials, Credentials::Refresh(_)) {
             let reason =
                 "the docker configuration has an identity token, and the registry wants a user name and a password";
-            return Err(Problem::Credentials { reason });
+            return Err(Problem::Credentials { reason: reason.into() });
         }
         // Without one the next answer is the same, and is told.
         *self.authorization.borrow_mut() = header;
@@ -287,8 +288,8 @@ impl<'a> Session<'a> {
         }
         let body = read(&what, response, MAX_ANSWER_BYTES).await?;
         let found = serde_json::from_slice(&body).ok().and_then(|Token { token, access_token }| token.or(access_token));
-        found.and_then(|token| secret(&format!("Bearer {token}"))).ok_or(Problem::Credentials {
-            reason: "the registry's server of tokens gave none, expected a JSON object with \"token\"",
+        found.and_then(|token| secret(&format!("Bearer {token}"))).ok_or_else(|| Problem::Credentials {
+            reason: "the registry's server of tokens gave none, expected a JSON object with \"token\"".into(),
         })
     }
 }
