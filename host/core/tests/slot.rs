@@ -309,6 +309,24 @@ fn a_candidate_forgets_its_trial() {
     assert_eq!(contender.policy.snapshot().unwrap(), 0u64.to_le_bytes(), "no decision was made yet");
 }
 
+#[test]
+fn a_trial_makes_every_call_that_an_engine_makes() {
+    let (made, heard) = told(&[Column::Request]);
+    made.contender().warm_up().unwrap();
+    let told_of: Vec<usize> = heard.try_iter().map(|requests| requests.len()).collect();
+    assert_eq!(told_of, [0, 16, 1024, 1 << 14], "requests that have ended");
+    let (made, heard) = told(&[Column::Phase]);
+    made.contender().warm_up().unwrap();
+    assert!(heard.try_iter().all(|requests| requests.is_empty()), "an engine does not tell this one");
+    let fault = |kind| {
+        Made { snapshot_fault: Some(kind), ..Made::new(1) }.contender().warm_up().map_err(|fault| fault.to_string())
+    };
+    let expected = "faulted on a handover of its state after its trial: trap: as made";
+    assert_eq!(fault(FaultKind::Trap).unwrap_err(), expected);
+    assert!(fault(FaultKind::Deadline).is_ok(), "a swap goes on without the state");
+    assert!(Made { refuses_state: true, ..Made::new(1) }.contender().warm_up().is_ok());
+}
+
 /// A policy that reads these columns, and the requests that it is told have ended, in order.
 fn told(inputs: &'static [Column]) -> (Made, mpsc::Receiver<Vec<u32>>) {
     let (told, heard) = mpsc::channel();

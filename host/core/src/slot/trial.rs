@@ -4,11 +4,14 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use super::Contender;
-use crate::{Batch, Fault, SlotKind};
+use super::{Contender, told};
+use crate::{Batch, Fault, FaultKind, SlotKind};
 
 /// Numbers of candidates in the trial batches: none, one, a small batch, a large one.
 const SIZES: [u32; 4] = [0, 1, 64, 1024];
+/// Requests that have ended before a trial batch, for each candidate: one that it has seen, and others. The largest batch has
+/// as many as an engine tells at once.
+const ENDED_PER_CANDIDATE: u32 = 16;
 
 /// The result of the trial batches.
 ///
@@ -54,19 +57,30 @@ pub enum TrialFault {
         /// The fault.
         fault: Fault,
     },
+    /// It decided every batch, and then did not hand over its state, or take it over.
+    #[error("faulted on a handover of its state after its trial: {0}")]
+    Handover(Fault),
     /// It decided every batch, and then did not restart.
     #[error("did not start again after its trial: {0}")]
     Restart(Fault),
 }
 
 impl<K: SlotKind> Contender<K> {
-    /// Make it decide a few made-up batches: the first calls of an instance are its slowest, and a policy that fails
-    /// here never sees traffic. Then it restarts, to forget the made-up facts.
+    /// Make it decide a few made-up batches, and hand over its state: the first calls of an instance are its slowest, and a
+    /// policy that fails here never sees traffic. Then it restarts, to forget the made-up facts.
     ///
     /// # Errors
     /// The fault, with the batch.
     pub fn warm_up(&mut self) -> Result<Trial, TrialFault> {
         let trial = self.try_out()?;
+        let handover = self.policy.snapshot().and_then(|state| self.policy.restore(&state));
+        match handover {
+            // A swap goes on without the state of a policy that keeps none, or is slow.
+            Err(fault) if !matches!(fault.kind, FaultKind::Init | FaultKind::Deadline) => {
+                return Err(TrialFault::Handover(fault));
+            }
+            _ => {}
+        }
         self.policy.start_anew().map_err(TrialFault::Restart)?;
         Ok(trial)
     }
@@ -81,9 +95,11 @@ impl<K: SlotKind> Contender<K> {
         let batches: Vec<_> =
             SIZES.into_iter().flat_map(|size| K::trials(size).into_iter().map(move |facts| (size, facts))).collect();
         for (i, (candidates, facts)) in batches.iter().enumerate() {
-            let candidates = *candidates as usize;
+            let (ended, candidates) = (candidates * ENDED_PER_CANDIDATE, *candidates as usize);
             let columns = vec![1.0; candidates * self.policy.inputs().len()];
-            let batch = Batch { facts, candidates, columns: &columns, finished: &[] };
+            let ended: Vec<u32> = (1..=ended).collect();
+            let finished = told::<K>(self.policy.inputs(), &ended);
+            let batch = Batch { facts, candidates, columns: &columns, finished };
             K::clear(&mut decision);
             let started = Instant::now();
             let decided = self.policy.try_out(&batch, &mut decision);

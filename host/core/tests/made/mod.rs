@@ -22,6 +22,8 @@ pub struct Made {
     /// Snapshot of nothing.
     pub stateless: bool,
     pub refuses_state: bool,
+    /// The fault of every snapshot.
+    pub snapshot_fault: Option<FaultKind>,
     pub cannot_recover: bool,
     pub inputs: &'static [Column],
 }
@@ -36,6 +38,7 @@ impl Made {
             decided: 0,
             stateless: false,
             refuses_state: false,
+            snapshot_fault: None,
             cannot_recover: false,
             inputs: &[Column::Phase],
         }
@@ -82,6 +85,9 @@ impl Policy for Made {
     }
 
     fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
+        if let Some(kind) = self.snapshot_fault {
+            return Err(Fault::new(kind, "as made"));
+        }
         Ok(if self.stateless { Vec::new() } else { self.decided.to_le_bytes().to_vec() })
     }
 
