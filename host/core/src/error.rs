@@ -1,21 +1,19 @@
 //! Errors, grouped by what the caller can do about them.
 
-use std::borrow::Cow;
-
 use thiserror::Error;
 
-use crate::text::shortened;
+use crate::text::{printable, shortened};
 
 // A message is one line that can be read, whatever a file holds.
 const MOST_VALUE_CHARS: usize = 512;
 const MOST_REASON_CHARS: usize = 2048;
 
-fn value_of(text: &str) -> Cow<'_, str> {
-    shortened(text, MOST_VALUE_CHARS)
+fn value_of(text: &str) -> String {
+    shortened(&printable(text), MOST_VALUE_CHARS).into_owned()
 }
 
-fn reason_of(text: &str) -> Cow<'_, str> {
-    shortened(text, MOST_REASON_CHARS)
+fn reason_of(text: &str) -> String {
+    shortened(&printable(text), MOST_REASON_CHARS).into_owned()
 }
 
 /// An error in the input of an operator or a caller.
@@ -77,7 +75,7 @@ pub enum Error {
         reason: String,
     },
     /// No such model family.
-    #[error("{:?}: unknown model family{}, expected one of {known}", value_of(name), suggestion.as_ref().map(|name| format!(", did you mean {name:?}")).unwrap_or_default())]
+    #[error("{:?}: unknown model family{}, expected one of {known}", shortened(name, MOST_VALUE_CHARS), suggestion.as_ref().map(|name| format!(", did you mean {name:?}")).unwrap_or_default())]
     ModelFamilyUnknown {
         /// The requested name.
         name: String,

@@ -764,7 +764,11 @@ fn service_levels_are_named_by_the_file_and_apart() {
         ("a = { longest_wait_ms = 10 }", "service_levels.a.longest_wait_ms: 10: must be at least its ttfo_ms, 5000"),
         (
             "a = { tenants = ['x'] }\nb = { tenants = ['x'] }",
-            "service_levels.b.tenants: \"x\": must be names, each in one level only",
+            "service_levels.b.tenants: \"x\": must be names of at most 128 characters, each in one level only",
+        ),
+        (
+            "\"a\\nb\\u001b[2J\" = {}",
+            "service_levels.\"a\\nb\\u{1b}[2J\": a\\u{a}b\\u{1b}[2J: must be named by 1 to 64 of A-Z, a-z, 0-9, _ and -",
         ),
         (
             "a = { priorities = [0, 4] }\nb = { priorities = [4, 5] }",
@@ -776,6 +780,10 @@ fn service_levels_are_named_by_the_file_and_apart() {
         ),
     ] {
         assert_eq!(of(text).unwrap_err().to_string(), refusal);
+    }
+    for (length, is_name) in [(0, false), (1, true), (128, true), (129, false)] {
+        let text = format!("a = {{ tenants = ['{}'] }}", "é".repeat(length));
+        assert_eq!(of(&text).is_ok(), is_name, "{length} characters are the most of a request's tenant");
     }
 }
 

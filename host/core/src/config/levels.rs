@@ -14,6 +14,8 @@ pub type ServiceLevels = BTreeMap<String, ServiceLevel>;
 /// Most service levels, and the longest name, characters: names are labels of metrics.
 const MOST_LEVELS: usize = 64;
 const MOST_NAME_CHARS: usize = 64;
+/// The longest name of a tenant that a request may have, characters.
+const MOST_TENANT_CHARS: usize = 128;
 
 /// What the requests of one class are promised, and which requests these are.
 ///
@@ -63,7 +65,7 @@ pub struct ServiceLevel {
     #[schemars(range(min = 0, max = 1))]
     pub least_share: f32,
     /// Tenants whose requests have this level.
-    #[schemars(extend("x-must-be" = "names, each in one level only"))]
+    #[schemars(extend("x-must-be" = "names of at most 128 characters, each in one level only"))]
     pub tenants: Vec<String>,
     /// LoRA adapters whose requests have this level, or the served model, for requests without one.
     #[schemars(extend("x-must-be" = "names, each in one level only"))]
@@ -71,9 +73,9 @@ pub struct ServiceLevel {
     /// The first and the last of the priorities whose requests have this level.
     #[schemars(extend("x-must-be" = "two integers, the lower first, or empty; apart from those of other levels"))]
     pub priorities: Vec<i32>,
-    /// Whether a client may ask for this level.
+    /// Whether a client may ask for this level by its name. It may in any case name one of its tenants.
     pub claimable: bool,
-    /// Whether requests have this level that no other one names. At most one level.
+    /// Whether requests have this level that no other one names.
     #[schemars(extend("x-must-be" = "true in one level at most"))]
     pub default: bool,
 }
@@ -134,13 +136,16 @@ pub(super) fn check_levels(levels: &ServiceLevels) -> Result<(), Error> {
         check(format!("{table}.least_share"), level.least_share, shares <= 1.0 + 1e-6, || {
             "must be at most 1 for all levels together".into()
         })?;
-        for (field, names, seen) in [("tenants", &level.tenants, &mut tenants), ("models", &level.models, &mut models)]
-        {
-            for name in names {
-                check(format!("{table}.{field}"), format!("{name:?}"), !name.is_empty() && seen.insert(name), || {
-                    "must be names, each in one level only".into()
-                })?;
-            }
+        for name in &level.tenants {
+            let is_name = (1..=MOST_TENANT_CHARS).contains(&name.chars().count());
+            check(format!("{table}.tenants"), format!("{name:?}"), is_name && tenants.insert(name), || {
+                format!("must be names of at most {MOST_TENANT_CHARS} characters, each in one level only")
+            })?;
+        }
+        for name in &level.models {
+            check(format!("{table}.models"), format!("{name:?}"), !name.is_empty() && models.insert(name), || {
+                "must be names, each in one level only".into()
+            })?;
         }
         let range = match priorities[..] {
             [] => None,
