@@ -18,6 +18,8 @@ use crate::timeline::{Timeline, TimelineDecision, TimelineStep};
 const KEPT_EXPLANATIONS: usize = 1024;
 /// Ids of requests that are kept for explanations of others.
 const KEPT_NAMES: usize = 8192;
+/// Requests that are named at most where several have a text in their id.
+const MOST_NAMED: usize = 64;
 
 /// What the driver keeps for those who ask.
 #[derive(Default)]
@@ -109,14 +111,19 @@ impl Driver {
         let ended = self.seen.ended.iter().filter(|ended| ended.request.contains(request));
         let mut found: Vec<(String, Option<RowId>)> =
             live.chain(ended.map(|ended| (ended.request.clone(), None))).collect();
-        if let Some(exact) = found.iter().rposition(|(id, _)| id == request) {
-            found = vec![found.swap_remove(exact)];
+        if found.iter().any(|(id, _)| id == request) {
+            found.retain(|(id, _)| id == request);
         }
+        found.sort_by(|(one, _), (other, _)| choice_of(one).cmp(&choice_of(other)));
+        found.dedup_by(|(later, _), (earlier, _)| later == earlier);
         let (id, row) = match found.as_slice() {
             [] => return Err(format!("{request}: no live request has this id, and none of the latest that ended")),
             [one] => one.clone(),
-            [(one, _), (other, _), ..] => {
-                return Err(format!("{request}: {} requests have this in their id: {one}, {other} ...", found.len()));
+            several => {
+                let named: Vec<_> = several.iter().take(MOST_NAMED).map(|(id, _)| id.as_str()).collect();
+                let more = if several.len() > MOST_NAMED { " ..." } else { "" };
+                let (count, named) = (several.len(), named.join(", "));
+                return Err(format!("{request}: {count} requests have this in their id: {named}{more}"));
             }
         };
         let Some(row) = row else {
@@ -258,6 +265,12 @@ fn take_marks<K: SlotKind>(
             fault,
         });
     }
+}
+
+/// The client's request, and which choice of it: vLLM makes one request for each, and puts its number and `_` before the id.
+fn choice_of(id: &str) -> (&str, Option<u64>) {
+    let choice = id.split_once('_').and_then(|(number, of)| Some((of, number.parse().ok()?)));
+    choice.map_or((id, None), |(of, number)| (of, Some(number)))
 }
 
 /// The insight of an engine, once its driver exists.

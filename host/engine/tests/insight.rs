@@ -105,6 +105,29 @@ fn a_request_is_explained_while_it_lives_and_after_its_end() {
 }
 
 #[test]
+fn all_requests_that_a_text_may_mean_are_named_those_of_one_client_together() {
+    let engine = started();
+    for id in ["0_b", "10_a", "2_a", "1_b", "0_a", "1_b"] {
+        let driver = &mut *engine.drive();
+        arrive(driver, id, 30.0);
+        driver.finished(id, "abort");
+    }
+    let insight = engine.control().insight().unwrap();
+    let several = insight.explain("_").unwrap_err();
+    assert_eq!(several, "_: 5 requests have this in their id: 0_a, 2_a, 10_a, 0_b, 1_b");
+    assert_eq!(insight.explain("0_a").unwrap().request, "0_a", "not 10_a");
+    assert_eq!(insight.explain("1_b").unwrap().request, "1_b", "the latest of an id");
+    for number in 0..100 {
+        arrive(&mut engine.drive(), &format!("{number}_c"), 40.0);
+    }
+    let many = insight.explain("_c").unwrap_err();
+    assert!(
+        many.starts_with("_c: 100 requests have this in their id: 0_c, 1_c, ") && many.ends_with(", 63_c ..."),
+        "{many}"
+    );
+}
+
+#[test]
 fn an_engine_that_nobody_asks_keeps_nothing_of_ended_requests() {
     let engine = Engine::start(MeridianConfig::default(), Settings::default()).unwrap();
     let driver = &mut *engine.drive();
