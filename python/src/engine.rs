@@ -35,9 +35,10 @@ impl Engine {
     /// `config_json` is the effective configuration, `base_dir` what a relative component path is relative to. With
     /// `serves` the admin listener and the metrics are started, as the configuration says. With `priority_first` the engine
     /// itself schedules by priority. `dp_rank` and `dp_size` are its place among data-parallel engines.
-    /// With `config_file`, the file that the configuration was read from, its changes are followed.
+    /// With `config_file`, the file that the configuration was read from, its changes are followed. `state_block` are the
+    /// tokens of a state block, if vLLM computes prompts in whole ones.
     #[new]
-    #[pyo3(signature = (config_json, base_dir, *, markers, block_tokens, steps_ahead, model = "", serves = false, priority_first = false, dp_rank = None, dp_size = None, config_file = None))]
+    #[pyo3(signature = (config_json, base_dir, *, markers, block_tokens, steps_ahead, model = "", serves = false, priority_first = false, dp_rank = None, dp_size = None, config_file = None, state_block = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -52,6 +53,7 @@ impl Engine {
         dp_rank: Option<u32>,
         dp_size: Option<u32>,
         config_file: Option<PathBuf>,
+        state_block: Option<u32>,
     ) -> PyResult<Self> {
         let config = MeridianConfig::from_json(config_json).map_err(config_error)?;
         log::keep();
@@ -66,6 +68,7 @@ impl Engine {
             config_file,
             markers,
             block_tokens,
+            state_block,
             steps_ahead,
             model: model.to_owned(),
             dp: dp_rank.map(|rank| DataParallel { rank, size: dp_size }),
@@ -200,6 +203,8 @@ impl Engine {
             waiting_changed: false,
             preempted: None,
             refused: None,
+            overdue: None,
+            has_units: false,
             prompt_blocks: 0,
             orders: None,
             follows_thinking: false,
@@ -238,6 +243,8 @@ impl Engine {
         };
         step.preempted = requests(&plan.preempted)?;
         step.refused = requests(&plan.refused)?;
+        step.overdue = requests(&plan.overdue)?;
+        step.has_units = plan.has_units;
         step.token_budget = plan.token_budget;
         step.prompt_blocks = plan.prompt_blocks;
         step.running_changed = !plan.running_order.is_empty();

@@ -34,6 +34,10 @@ pub(crate) struct StepPlan {
     pub(crate) preempted: Option<Py<PyList>>,
     /// Waiting requests that end unserved; None without any.
     pub(crate) refused: Option<Py<PyList>>,
+    /// Waiting requests that were deferred for too long; None without any.
+    pub(crate) overdue: Option<Py<PyList>>,
+    /// Some prompts are computed in units of more than a token.
+    pub(crate) has_units: bool,
     /// KV blocks that running requests have yet to take for their prompts.
     pub(crate) prompt_blocks: u32,
     /// Orders for the samplers; None without any.

@@ -2,9 +2,11 @@ mod causes;
 pub(crate) mod memory;
 mod overdue;
 mod room;
+mod units;
 
 use meridian_policy_sdk::{Decision, State};
 
+use self::units::Units;
 use crate::table::RequestState;
 use crate::{Ranker, RequestTable, RowId};
 
@@ -42,11 +44,17 @@ pub struct Plan {
     /// Running requests that give up their seat and their KV blocks before the step, for the first waiting request.
     /// They are still in `running_order`; from then on, they wait behind all others.
     pub preempted: Vec<RowId>,
+    /// Waiting requests that were deferred for too long. If the engine passes over one for want of something that requests
+    /// behind it would take, an adapter's place, it admits none of these.
+    pub overdue: Vec<RowId>,
     /// Waiting requests that the engine ends before the step instead of serving them: they were never admitted, and their
     /// service level, which cannot be kept any more, refuses late requests. They are still in `waiting_order`.
     pub refused: Vec<RowId>,
     /// KV blocks that running requests have yet to take for prompts, which admission leaves to them.
     pub prompt_blocks: u32,
+    /// Some prompts are computed in units of more than a token. A lowered budget that the engine leaves a part of may have been
+    /// too small for one.
+    pub has_units: bool,
     /// The decision would have left nothing to run in the step, so the planner lifted caps of 0.
     pub overruled: bool,
 }
@@ -105,6 +113,8 @@ pub struct Planner {
     block_tokens: Option<u32>,
     /// How the engine takes KV blocks, if it preempts the last request in its running list.
     growth: Option<KvGrowth>,
+    /// Tokens of a state block, if the engine ends a part of a prompt only at the end of one.
+    state_block: Option<u32>,
     /// The engine itself schedules by priority.
     priority_first: bool,
     /// Waiting requests may preempt running ones.
@@ -118,7 +128,7 @@ pub struct Planner {
     caps: Vec<u32>,
     pinned: Vec<u32>,
     grants: Vec<u32>,
-    /// Waiting candidates of the last plan, if that plan could defer one, and whether its caps left them out.
+    /// Waiting candidates of the last plan, if one could be admitted, and whether its caps left them out.
     could_defer: Vec<(RowId, bool)>,
     budget_was_lowered: bool,
     /// The first waiting request of the last plan's order fits into the free KV blocks.
@@ -147,6 +157,12 @@ impl Planner {
     pub fn with_block_tokens(mut self, block_tokens: u32) -> Self {
         self.block_tokens = Some(block_tokens.max(1));
         self
+    }
+
+    /// Declare that the engine computes prompts in whole state blocks of so many tokens, all but the last part
+    /// (`_mamba_block_aligned_split`, vllm/v1/core/sched/scheduler.py).
+    pub fn compute_state_blocks(&mut self, tokens: u32) {
+        self.state_block = Some(tokens.max(1));
     }
 
     /// Declare that the engine preempts the last request in its running list, or the least urgent one if it schedules by
@@ -180,8 +196,7 @@ impl Planner {
     ///
     /// A request that policies have deferred for more than `max_defer_ms` gets tokens in this step, in addition to the
     /// policy's own order and budget. Other requests are left out if the engine's budget requires it. A plan that
-    /// changes nothing (no order, budget or cap) stays unchanged: Meridian does not override delays that the engine
-    /// itself causes.
+    /// changes nothing (no order, budget or cap) defers those only that the engine passes over.
     pub fn plan(
         &mut self,
         table: &RequestTable,
@@ -234,6 +249,8 @@ impl Planner {
         self.plan.token_budget = decision.token_budget.unwrap_or(engine_budget).clamp(least, engine_budget);
         self.plan.token_caps.clear();
         self.plan.preempted.clear();
+        self.plan.overdue.clear();
+        self.plan.has_units = self.state_block.is_some() || table.has_whole_prompts();
         self.plan.overruled = false;
         self.plan.prompt_blocks =
             if waiting.is_empty() { 0 } else { self.blocks_of_prompts(table, facts, running, i32::MAX) };
@@ -242,7 +259,7 @@ impl Planner {
         if decision.keys.is_empty() && !self.owns_queues && !table.guards_shares() {
             self.plan.running_order.clear();
             self.plan.waiting_order.clear();
-            self.fit_whole_prompts(table, facts, running, waiting);
+            self.fit_units(table, facts, running, waiting);
             self.is_short_of_blocks |= !self.fits(table, facts, running, waiting);
             return;
         }
@@ -271,7 +288,7 @@ impl Planner {
         if !running_changed {
             self.plan.running_order.clear();
         }
-        self.fit_whole_prompts(table, facts, running, waiting);
+        self.fit_units(table, facts, running, waiting);
         self.head_fits = self.fits(table, facts, running, waiting);
         if self.preempts_for_waiting && !self.owns_queues {
             self.make_room(table, facts, running, waiting, decision);
@@ -282,11 +299,11 @@ impl Planner {
             || self.budget_was_lowered
             || !self.plan.preempted.is_empty()
             || !self.plan.token_caps.is_empty();
+        if facts.free_seats > 0 || !self.plan.preempted.is_empty() {
+            let left_out = |i: usize| self.caps.get(running.len() + i) == Some(&0);
+            self.could_defer.extend(waiting.iter().enumerate().map(|(i, row_id)| (*row_id, left_out(i))));
+        }
         if binding {
-            if facts.free_seats > 0 || !self.plan.preempted.is_empty() {
-                let left_out = |i: usize| self.caps.get(running.len() + i) == Some(&0);
-                self.could_defer.extend(waiting.iter().enumerate().map(|(i, row_id)| (*row_id, left_out(i))));
-            }
             self.serve_overdue(table, facts, running, waiting, max_defer_ms);
         }
     }
@@ -303,8 +320,12 @@ impl Planner {
         row.known_tokens().div_ceil(block_tokens) <= facts.free_blocks.saturating_sub(reserved)
     }
 
-    /// Fill `self.caps`. Less than a decode counts as nothing, and a prompt that must not be split is taken whole or
-    /// left out. If the caps would leave the step empty, the running requests are served without caps, or the waiting
+    fn units(&self, facts: &EngineFacts) -> Units {
+        Units::new(facts, self.state_block)
+    }
+
+    /// Fill `self.caps`. Less than a decode counts as nothing, and a prompt is given whole units of what the engine can
+    /// compute. If the caps would leave the step empty, the running requests are served without caps, or the waiting
     /// ones if none runs.
     fn take_caps(
         &mut self,
@@ -315,10 +336,14 @@ impl Planner {
         caps: &[u32],
     ) {
         let decode_tokens = facts.decode_tokens.max(1);
+        let units = self.units(facts);
         self.caps.extend(running.iter().chain(waiting).zip(caps).map(|(row_id, cap)| match table.get(*row_id) {
             Some(row) if *cap >= row.needed_tokens(decode_tokens) => u32::MAX,
             Some(row) if *cap >= decode_tokens && row.needs_whole_prefill(decode_tokens) => u32::MAX,
-            Some(_) if *cap >= decode_tokens => *cap,
+            Some(row) if *cap >= decode_tokens => match units.near(row, *cap) {
+                tokens if tokens >= row.needed_tokens(decode_tokens) => u32::MAX,
+                tokens => tokens,
+            },
             _ => 0,
         }));
         if self.caps.is_empty() {
@@ -337,10 +362,11 @@ impl Planner {
         could_run.fill(u32::MAX);
     }
 
-    /// Raise a lowered budget, like a cap, if it would split a prompt that must not be split: the first such prompt
-    /// that the budget reaches is taken whole.
-    fn fit_whole_prompts(&mut self, table: &RequestTable, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) {
-        if !self.budget_was_lowered || !table.has_whole_prompts() {
+    /// Make a lowered budget end where the engine can end: the first prompt that it would cut is given whole units, at least
+    /// one. What the prefix cache has of waiting prompts is not known here, nor which of them the engine skips. So the engine's
+    /// adapter leaves out a later prompt that must not be split and that the budget cuts all the same.
+    fn fit_units(&mut self, table: &RequestTable, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) {
+        if !self.budget_was_lowered || !self.plan.has_units {
             return;
         }
         let in_order = |order: &[u32], i: usize| order.get(i).map_or(i, |from| *from as usize);
@@ -352,13 +378,15 @@ impl Planner {
             };
             let row_id = if i < running.len() { running[i] } else { waiting[i - running.len()] };
             let Some(row) = table.get(row_id) else { continue };
-            let tokens = row.needed_tokens(facts.decode_tokens).min(self.caps.get(i).copied().unwrap_or(u32::MAX));
-            if left > 0 && tokens > left && row.needs_whole_prefill(facts.decode_tokens) {
-                let raised = self.plan.token_budget.saturating_add(tokens - left);
-                self.plan.token_budget = raised.min(facts.token_budget.max(1));
+            let cap = self.caps.get(i).copied().unwrap_or(u32::MAX);
+            let tokens = row.needed_tokens(facts.decode_tokens).min(cap);
+            if tokens > left {
+                let raised = self.units(facts).near(row, left).min(cap).saturating_sub(left);
+                self.plan.token_budget = self.plan.token_budget.saturating_add(raised).min(facts.token_budget.max(1));
                 self.budget_was_lowered = self.plan.token_budget < facts.token_budget.max(1);
+                return;
             }
-            left = left.saturating_sub(tokens);
+            left -= tokens;
             if left == 0 {
                 return;
             }

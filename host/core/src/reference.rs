@@ -69,6 +69,11 @@ pub trait EngineStep {
     /// Tokens that the request would take if the step had room for all, at least 1 unless it has none to compute.
     fn needed_tokens(&mut self, row: RowId) -> u32;
 
+    /// Of `tokens` that a running request could have, those that the engine computes; 0 to pass over it.
+    fn units(&mut self, _row: RowId, tokens: u32) -> u32 {
+        tokens
+    }
+
     /// Take the KV blocks for `tokens` more tokens of a running request; false when there are too few.
     fn grow(&mut self, _row: RowId, _tokens: u32) -> bool {
         true
@@ -132,6 +137,8 @@ pub enum Admits {
     Parts,
     /// Those whose whole prompt fits into the step.
     WholePrompts,
+    /// Those for whom the step has a state block of so many tokens, in which a hybrid model computes prompts.
+    StateBlocks(u32),
     /// None, as without free KV blocks.
     Nobody,
 }
@@ -156,6 +163,16 @@ impl EngineStep for TableStep<'_> {
         self.table.get(row).map_or(0, |request| request.needed_tokens(self.decode_tokens))
     }
 
+    fn units(&mut self, row: RowId, tokens: u32) -> u32 {
+        match (self.admits, self.table.get(row)) {
+            (Admits::StateBlocks(block), Some(request)) if tokens < request.needed_tokens(self.decode_tokens) => {
+                let computed = request.computed_tokens();
+                ((computed + tokens) / block * block).saturating_sub(computed)
+            }
+            _ => tokens,
+        }
+    }
+
     fn preempted(&mut self, row: RowId) {
         self.preempted.push(row);
     }
@@ -163,11 +180,11 @@ impl EngineStep for TableStep<'_> {
     fn admit(&mut self, row: RowId, most: u32, _: &[RowId]) -> Option<u32> {
         let needed = self.needed_tokens(row);
         let fits = match self.admits {
-            Admits::Parts => true,
+            Admits::Parts | Admits::StateBlocks(_) => true,
             Admits::WholePrompts => needed <= most,
             Admits::Nobody => false,
         };
-        let tokens = needed.min(most);
+        let tokens = self.units(row, needed.min(most));
         if !fits || tokens == 0 {
             return None;
         }
@@ -276,6 +293,7 @@ impl Queues {
         while position < self.running.len() && left > 0 {
             let row = self.running[position];
             let tokens = step.needed_tokens(row).min(left).min(self.cap(row));
+            let tokens = step.units(row, tokens);
             if tokens == 0 {
                 position += 1;
                 continue;

@@ -122,6 +122,11 @@ impl MeridianScheduler {
         self.planner.put_priority_first();
     }
 
+    /// Prompts are computed in whole state blocks; see [`Planner::compute_state_blocks`].
+    pub fn compute_state_blocks(&mut self, tokens: u32) {
+        self.planner.compute_state_blocks(tokens);
+    }
+
     /// Keep answers ahead; see [`Planner::keep_answers_ahead`].
     pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {
         self.planner.keep_answers_ahead(growth);

@@ -176,6 +176,43 @@ proptest! {
     }
 
     #[test]
+    fn a_hybrid_model_computes_whole_blocks_of_prompts_and_soon(
+        seed in any::<u64>(),
+        block in 2u32..60,
+        prompts in proptest::collection::vec(1u32..200, 1..SEATS),
+        caps_of_nothing in any::<bool>(),
+    ) {
+        let mut engine = Engine { admits: Admits::StateBlocks(block), ..Engine::new() };
+        engine.planner.compute_state_blocks(block);
+        for prompt in &prompts {
+            engine.arrive(*prompt);
+        }
+        let rows: Vec<RowId> = engine.queues.waiting.iter().copied().collect();
+        let mut last_ms = vec![0.0; rows.len()];
+        for step in 0..400u64 {
+            let before: Vec<u32> = rows.iter().map(|row| engine.table[*row].computed_tokens()).collect();
+            let mut decision = hostile(prompts.len(), seed.wrapping_add(step).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            // From too little for a block to a block and some decodes.
+            decision.token_budget = Some((seed ^ step) as u32 % (block + SEATS as u32));
+            if caps_of_nothing {
+                decision.token_caps = vec![0; prompts.len()];
+            }
+            engine.step(64, &decision);
+            for (i, row) in rows.iter().enumerate() {
+                let row = &engine.table[*row];
+                let (computed, is_prompt) = (row.computed_tokens(), row.computed_tokens() < row.prompt_tokens());
+                prop_assert!(!is_prompt || computed.is_multiple_of(block), "step {step}: {computed} of {block}");
+                if computed > before[i] || !is_prompt {
+                    last_ms[i] = engine.now_ms;
+                }
+                // As many turns as there are prompts.
+                let bound_ms = f64::from(MAX_DEFER_MS) * prompts.len() as f64 + 4.0 * STEP_MS;
+                prop_assert!(engine.now_ms - last_ms[i] <= bound_ms, "step {step}: request {i} is not served");
+            }
+        }
+    }
+
+    #[test]
     fn no_running_request_is_put_off_past_the_bound(seed in any::<u64>(), budget in 8u32..64) {
         let mut engine = Engine::new();
         for _ in 0..SEATS {

@@ -78,6 +78,9 @@ impl Driver {
         let mut scheduler = MeridianScheduler::for_engine(dispatch, markers, &config.scheduler, settings.block_tokens);
         scheduler.mirror().set_steps_ahead(settings.steps_ahead);
         scheduler.promise(&config.service_levels);
+        if let Some(tokens) = settings.state_block {
+            scheduler.compute_state_blocks(tokens);
+        }
         if settings.priority_first {
             scheduler.put_priority_first();
         }

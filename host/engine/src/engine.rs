@@ -38,6 +38,8 @@ pub struct Settings {
     pub markers: Markers,
     /// Tokens in a KV block.
     pub block_tokens: u32,
+    /// Tokens of a state block, if the engine computes prompts in whole ones: models with Mamba or GDN layers.
+    pub state_block: Option<u32>,
     /// Steps that are scheduled before the result of one is known: 0 for synchronous scheduling.
     pub steps_ahead: usize,
     /// The model's name, for status and traces.
@@ -77,6 +79,7 @@ impl Default for Settings {
             cache_dir: None,
             markers: Markers::default(),
             block_tokens: 16,
+            state_block: None,
             steps_ahead: 0,
             model: String::new(),
             dp: None,

@@ -6,7 +6,6 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreOutputs
 
 from meridian import _native
@@ -143,13 +142,11 @@ class Following(State):
         add(engine, request, self._meridian_arrivals.ms(request), self._keeps_whole(request), think)
 
     def _keeps_whole(self, request: Request) -> bool:
-        """Whether vLLM may not split this request's prompt into chunks. On a CPU, its model runner fails at a part of a
-        prompt whose request has a seed (vllm/v1/worker/gpu_model_runner.py: `generator.set_offset`)."""
+        """Whether vLLM may not split this request's prompt into chunks."""
         config = self.scheduler_config
-        params = request.sampling_params
-        is_seeded = params is not None and params.seed is not None and current_platform.is_cpu()
+        is_fatal = self._meridian_fatal_splits and fails_if_split(request)
         cannot_split = config.disable_chunked_mm_input and bool(request.mm_features)
-        return not config.enable_chunked_prefill or cannot_split or is_seeded
+        return not config.enable_chunked_prefill or cannot_split or is_fatal
 
     def _update_request_as_session(self, session: Request, update: Any) -> None:
         """A streaming session goes on with new input (vllm/v1/core/sched/scheduler.py): a new request to the engine."""
@@ -275,6 +272,12 @@ def add(
     )
     if think is not None and asked is not None and not isinstance(added, bool):
         think.follow(request, asked, added)
+
+
+def fails_if_split(request: Request) -> bool:
+    """Whether vLLM's model runner on a CPU fails at a part of this request's prompt: it has a seed, and a CPU's generators
+    have no offset (vllm/v1/worker/gpu_model_runner.py: `generator.set_offset`)."""
+    return request.sampling_params is not None and request.sampling_params.seed is not None
 
 
 def _client_facts(request: Request) -> tuple[str, str, str, float]:

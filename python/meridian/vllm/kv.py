@@ -70,7 +70,16 @@ def engine_here() -> tuple[_native.Engine, int] | None:
 
 def can_take_tokens(request: Request) -> bool:
     """Whether the request has tokens that are neither computed nor in flight."""
-    return request.num_tokens_with_spec + request.num_output_placeholders > request.num_computed_tokens
+    has_tokens = request.num_tokens_with_spec + request.num_output_placeholders > request.num_computed_tokens
+    return has_tokens and not ends_in_flight(request)
+
+
+def ends_in_flight(request: Request) -> bool:
+    """Whether a step in flight computes the request's last token: asynchronous scheduling passes over it (scheduler.py:
+    `schedule`)."""
+    in_flight = request.num_output_placeholders
+    last = request.num_prompt_tokens + request.max_tokens
+    return in_flight > 0 and request.num_computed_tokens + 2 - in_flight >= last
 
 
 class OwnTime:

@@ -40,6 +40,7 @@ def make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = 
         config.base_dir,
         markers=markers,
         block_tokens=scheduler.block_size,
+        state_block=scheduler.cache_config.block_size if scheduler.need_mamba_block_aligned_split else None,
         steps_ahead=1 if vllm_config.scheduler_config.async_scheduling else 0,
         model=vllm_config.model_config.model,
         serves=serves,

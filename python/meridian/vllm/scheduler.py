@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 import vllm
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
@@ -56,6 +57,7 @@ class _Meridian(Step, Following):
         self._meridian_engine = engine
         self._meridian_decode_tokens = max(self.num_sampled_tokens_per_step + self.num_spec_tokens, 1)
         self._meridian_diffuses = getattr(self.vllm_config, "diffusion_config", None) is not None
+        self._meridian_fatal_splits = current_platform.is_cpu() and not self.need_mamba_block_aligned_split
         self._meridian_block_pool = self.kv_cache_manager.block_pool
         self._meridian_own_ns = deque(maxlen=TIMED_STEPS)
         self._meridian_hooks_time = OwnTime()
@@ -164,6 +166,7 @@ class _Meridian(Step, Following):
             scheduled_ns = time.perf_counter_ns()
             self._meridian_schedules = False
             self._end_step()
+        self._meridian_left_tokens = bool(self._guard("following a step", self._leaves_tokens, output))
         if self._meridian is engine:
             self._guard("following a step", self._observe, engine, output, now_ms)
         if self._meridian_samplers is not None:
@@ -172,23 +175,18 @@ class _Meridian(Step, Following):
         return output
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """Whether a waiting request may be admitted. vLLM counts the adapters of the requests in this step. Running
-        requests that a plan leaves out count too, because a later step serves them together."""
+        """Whether a waiting request may be admitted."""
         if self._meridian_kv is not None and self._meridian_schedules:
             self._meridian_kv.admission_begins()
         ready = super()._handle_blocked_waiting_request(request)
         is_planned = self._meridian_schedules and self._meridian is not None and not self._meridian_stands_aside
         if not ready or self.lora_config is None or not is_planned:
             return ready
-        has_room = self._guard("counting adapters", self._has_room_for, request)
-        return ready if has_room is None else has_room
+        may_enter = self._guard("counting adapters", self._may_enter, request)
+        return ready if may_enter is None else may_enter
 
-    def _has_room_for(self, request: Request) -> bool:
-        if request.lora_request is None:
-            return True
-        adapter = request.lora_request.lora_int_id
-        running = {r.lora_request.lora_int_id for r in self.running if r.lora_request is not None}
-        return adapter in running or len(running) < cast("Any", self.lora_config).max_loras
+    def _may_enter(self, request: Request) -> bool:
+        return self._has_room_for(request) and not self._stands_in_the_way(request)
 
     def _select_waiting_queue_for_scheduling(self) -> RequestQueue | None:
         """vLLM 0.30 asks here before it looks at a waiting request."""

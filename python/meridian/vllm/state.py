@@ -64,6 +64,14 @@ class State(_Base):
     _meridian_refused: tuple[tuple[int, EngineCoreOutput], ...] = ()
     _meridian_decode_tokens = 1
     _meridian_diffuses = False
+    # The tokens that a lowered budget gave this step, where some prompts are computed in units of more than a token; and
+    # whether the last such step left a part of them, too little for a unit perhaps.
+    _meridian_lowered_to = 0
+    _meridian_left_tokens = False
+    # vLLM's model runner fails at a part of a prompt whose request has a seed.
+    _meridian_fatal_splits = False
+    # The adapter of an overdue request that finds no place; requests with others are not admitted.
+    _meridian_makes_room_for: int | None = None
     _meridian_steps_seen = 0
     _meridian_output_preemptions_logged = 0
     _meridian_block_pool: BlockPool

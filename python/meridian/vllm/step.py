@@ -11,19 +11,21 @@ import time
 from abc import abstractmethod
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.request import RequestStatus
 
-from meridian.vllm.kv import DEFECTS, can_take_tokens
+from meridian.vllm.following import fails_if_split
+from meridian.vllm.kv import DEFECTS, can_take_tokens, ends_in_flight
 from meridian.vllm.refusals import REFUSED
 from meridian.vllm.state import State
 from meridian.vllm.thinking import PROBE
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
     from meridian import _native
@@ -37,6 +39,7 @@ class Step(State):
 
     def _begin_step(self, engine: _native.Engine, now_ms: float) -> None:
         """Plan a step and apply the plan; `_end_step` undoes it, even after a partial application."""
+        self._meridian_lowered_to, self._meridian_makes_room_for = 0, None
         plan = self._plan(engine, now_ms)
         if plan is None:
             # A swap has taken over the order, or has given it back.
@@ -48,19 +51,23 @@ class Step(State):
         budget = plan.token_budget
         own_budget = self.max_num_scheduled_tokens
         if budget < own_budget:
-            whole_prompts = not self.scheduler_config.enable_chunked_prefill
-            if whole_prompts and not any(map(can_take_tokens, self.running)):
-                # The budget counted on requests whose tokens are in flight; an unsplittable prompt may need more.
+            if plan.has_units and (self._meridian_left_tokens or not any(map(can_take_tokens, self.running))):
+                # vLLM alone knows what requests take whose tokens are in flight or cached, or that it passes over: the
+                # budget may be too small for a prompt that is computed whole.
                 budget = own_budget
             elif not self._meridian_diffuses:
                 self._meridian_seams.lower_budget(budget)
+                self._meridian_lowered_to = budget if plan.has_units else 0
+        if plan.overdue is not None:
+            self._meridian_makes_room_for = self._lacks_place(plan.overdue)
         probes: set[str] = set()
         if think is not None:
             think.tell(plan.orders, plan.follows_thinking)
             if plan.follows_thinking:
                 probes = self._offer_probes(budget)
-        if plan.caps is not None or probes:
-            self._apply_caps(plan.caps or {}, probes)
+        keeps_whole = plan.has_units and self._meridian_fatal_splits
+        if plan.caps is not None or probes or keeps_whole or self._meridian_makes_room_for is not None:
+            self._apply_caps(plan.caps or {}, probes, own_budget)
         if kv is not None:
             kv.step_begins(plan.prompt_blocks)
 
@@ -188,16 +195,47 @@ class Step(State):
         # vLLM's own: a probe is no request of the engine.
         return think.offer(budget, seats, super(State, self).add_request)
 
-    def _apply_caps(self, caps: dict[str, int], probes: set[str]) -> None:
-        """Make `schedule()` give each capped request at most its cap, and a probe all or nothing.
+    def _lacks_place(self, overdue: list[Request]) -> int | None:
+        """The adapter of the first overdue request that has no place beside the adapters of running requests."""
+        if self.lora_config is None:
+            return None
+        return next((cast("Any", r.lora_request).lora_int_id for r in overdue if not self._has_room_for(r)), None)
+
+    def _has_room_for(self, request: Request) -> bool:
+        """Whether the request's adapter has a place. vLLM counts the adapters of the requests in this step. Running
+        requests that a plan leaves out count too, because a later step serves them together."""
+        if request.lora_request is None:
+            return True
+        adapter = request.lora_request.lora_int_id
+        running = {r.lora_request.lora_int_id for r in self.running if r.lora_request and not ends_in_flight(r)}
+        return adapter in running or len(running) < cast("Any", self.lora_config).max_loras
+
+    def _stands_in_the_way(self, request: Request) -> bool:
+        """Whether a waiting request would keep the adapter of an overdue one from getting a place."""
+        first = self._meridian_makes_room_for
+        return first is not None and request.lora_request is not None and request.lora_request.lora_int_id != first
+
+    def _leaves_tokens(self, output: SchedulerOutput) -> bool:
+        """Whether a lowered budget was not used up, although requests could have taken tokens."""
+        if output.total_num_scheduled_tokens >= self._meridian_lowered_to:
+            return False
+        could_admit = bool(self.waiting) and self._free_seats() > 0
+        return could_admit or len(output.num_scheduled_tokens) < len(self.running)
+
+    def _apply_caps(self, caps: dict[str, int], probes: set[str], own_budget: int) -> None:
+        """Make `schedule()` give each capped request at most its cap, a probe all or nothing, and no part of a prompt whose
+        split would end the engine, if a step of `own_budget` tokens could have all of it.
 
         Requests that the plan leaves out stand behind the others, both in the running list and in the waiting queue. If
         no request before them can take a token (tokens in flight, a busy encoder), the step would be empty. Then
         running requests are served without caps, or else the first waiting request."""
         reserve = self._reserve_prefill_lookahead
-        # All or nothing: less than a whole decode, a chunk that would cut Mamba's state, and part of a canvas.
+        threshold = self.scheduler_config.long_prefill_token_threshold
+        most = min(own_budget, threshold) if threshold > 0 else own_budget
+        # All or nothing: less than a whole decode, and part of a canvas.
         least = self._meridian_decode_tokens
-        whole = self.need_mamba_block_aligned_split or self._meridian_diffuses
+        # Parts of a prompt end with a block of Mamba's state.
+        unit = self.cache_config.block_size if self.need_mamba_block_aligned_split else 1
         served = overruled = False
         # vLLM 0.30 counts only the adapters that a step serves, and asks nobody before it admits another one.
         counts_adapters = hasattr(Scheduler, "_handle_blocked_waiting_request")
@@ -207,6 +245,11 @@ class Step(State):
             nonlocal served, overruled
             allowed = reserve(request, num_computed_tokens, num_new_tokens)
             try:
+                if self._meridian_fatal_splits and allowed < request.num_tokens - num_computed_tokens <= most:
+                    if fails_if_split(request) and not request.has_encoder_inputs:
+                        return 0
+                if serves_adapters and request.status != RequestStatus.RUNNING and self._stands_in_the_way(request):
+                    return 0
                 if request.request_id in probes:
                     return allowed if num_computed_tokens + allowed >= request.num_tokens else 0
                 cap = caps.get(request.request_id)
@@ -226,8 +269,9 @@ class Step(State):
                         if self._meridian is not None:
                             # No request that the plan left could run.
                             self._meridian.overruled()
-                elif cap is not None and cap < allowed and not whole:
-                    given = cap
+                elif cap is not None and cap < allowed and not self._meridian_diffuses:
+                    end = (num_computed_tokens + cap) // unit * unit
+                    given = reserve(request, num_computed_tokens, max(end - num_computed_tokens, 0))
                 served = served or given > 0
                 return given
             except DEFECTS:

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from meridian.vllm.kv import ends_in_flight
 from meridian.vllm.seams import admitted_first_name
 from random_engine import (
     ADAPTERS,
@@ -56,13 +57,16 @@ class Drive:
     steps: int = 0
     now_ms: float = 0.0
     aborted: set[str] = field(default_factory=set)
+    # The longest time in which prompts could have gone on, and none did: from a step in which one did to the next.
+    stalled_ms: float = 0.0
+    prompts_since_ms: float = 0.0
 
     def __post_init__(self) -> None:
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
         self.rng = random.Random(self.seed)
-        self.hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        self.hasher = get_request_block_hasher(self.feature.block_tokens, sha256)
         self.in_flight: deque[InFlight] = deque()
         self.requests: dict[str, Any] = {}
         self.left = self.rng.randint(6, 16)
@@ -107,6 +111,7 @@ class Drive:
         sampled = {name for name in output.num_scheduled_tokens if not requests[name].is_prefill_chunk}
         self.in_flight.append(InFlight(output, sampled))
         self._note(output)
+        self._note_prompts(output)
         if len(self.in_flight) >= self.depth or not output.total_num_scheduled_tokens:
             self._take_in(self.in_flight.popleft())
 
@@ -157,6 +162,7 @@ class Drive:
             structured_outputs=StructuredOutputsParams(regex=".*")
             if self.feature.grammars and rng.random() < 0.5
             else None,
+            seed=1 if self.feature.seeds and rng.random() < 0.7 else None,
         )
         request = self._request(
             name,
@@ -303,7 +309,7 @@ class Drive:
         ending = {name for name, request in requests.items() if request.is_finished()}
         if set(places) != set(requests) - ending or any(count > 1 for count in places.values()):
             self.violates(f"{sorted(requests)} are live, the queues hold {dict(places)}")
-        adapters = {r.lora_request.lora_int_id for r in scheduler.running if r.lora_request is not None}
+        adapters = {r.lora_request.lora_int_id for r in scheduler.running if r.lora_request and not ends_in_flight(r)}
         served = {requests[name].lora_request.lora_int_id for name in given if requests[name].lora_request is not None}
         if self.feature.adapters and max(len(served), 0 if self.is_stock else len(adapters)) > self.limits.adapters:
             self.violates(f"adapters {adapters} run, {served} are served, expected at most {self.limits.adapters}")
@@ -330,8 +336,26 @@ class Drive:
                     start = image.mm_position.offset
                     if before <= start < after < start + image.mm_position.length and not is_used_up:
                         self.violates(f"request {name} got tokens {before}..{after}, which splits its image at {start}")
+            missing, most = request.num_tokens - before, self.limits.long_prefill or self.limits.tokens
+            has_seed = not self.is_stock and request.sampling_params.seed is not None
+            if has_seed and tokens < missing <= min(most, self.limits.tokens):
+                self.violates(f"request {name} got {tokens} of {missing} missing tokens, which its seed does not bear")
             if not self.feature.chunked_prefill and not self.feature.images and after < request.num_prompt_tokens:
                 self.violates(f"request {name} got tokens {before}..{after} of {request.num_prompt_tokens}")
+
+    def _note_prompts(self, output: Any) -> None:
+        """The time since a prompt got tokens, while one could: it runs, or waits for a free seat and nothing else."""
+        from vllm.v1.request import RequestStatus
+
+        requests, scheduler = self.scheduler.requests, self.scheduler
+        given = {name for name in output.num_scheduled_tokens if requests[name].num_output_tokens == 0}
+        seats = self.limits.seqs - len(scheduler.running)
+        ready = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        waits = seats > 0 and any(request.status in ready for request in scheduler.waiting)
+        runs = any(request.is_prefill_chunk for request in scheduler.running)
+        if given or not (waits or runs):
+            self.prompts_since_ms = self.now_ms
+        self.stalled_ms = max(self.stalled_ms, self.now_ms - self.prompts_since_ms)
 
     def _check_pool(self) -> None:
         scheduler = self.scheduler

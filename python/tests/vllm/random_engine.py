@@ -57,6 +57,14 @@ class Feature:
     caching: bool = True
     # vLLM's --scheduling-policy priority.
     priority: bool = False
+    # Some requests have a seed: on a CPU, vLLM's model runner fails at a part of their prompts.
+    seeds: bool = False
+    # A second group of layers, with Mamba's state: prompts are computed in whole blocks.
+    hybrid: bool = False
+
+    @property
+    def block_tokens(self) -> int:
+        return BLOCK_TOKENS * (3 if self.hybrid else 1)
 
 
 FEATURES = (
@@ -82,6 +90,12 @@ FEATURES = (
     Feature("chunking-off-pipeline-drafts", chunked_prefill=False, pipeline=2, drafts=2),
     Feature("whole-images-adapters-resets", images=True, whole_images=True, adapters=True, resets=True),
     Feature("asynchronous-grammars-aborts", asynchronous=True, grammars=True, aborts=True),
+    Feature("seeds", seeds=True),
+    Feature("seeds-adapters-grammars-aborts", seeds=True, adapters=True, grammars=True, aborts=True),
+    Feature("seeds-connector-priority", seeds=True, connector=True, priority=True),
+    Feature("hybrid", hybrid=True),
+    Feature("hybrid-asynchronous-adapters-aborts", hybrid=True, asynchronous=True, adapters=True, aborts=True),
+    Feature("hybrid-grammars-priority", hybrid=True, grammars=True, priority=True),
 )
 
 
@@ -177,8 +191,8 @@ class Limits:
     def drawn(cls, feature: Feature, rng: random.Random) -> Limits:
         tokens = rng.choice((32, 48, 64, 128)) if feature.chunked_prefill else rng.choice((MAX_MODEL_LEN, 160))
         # The longest request fits alone, a second one hardly.
-        groups = 1 + feature.window
-        blocks = groups * (MAX_MODEL_LEN // BLOCK_TOKENS + 2) + rng.choice((0, 4, 12, 40))
+        groups = 1 + feature.window + feature.hybrid
+        blocks = groups * (MAX_MODEL_LEN // feature.block_tokens + 2) + rng.choice((0, 4, 12, 40))
         return cls(
             seqs=rng.randint(2, 8),
             tokens=tokens,
@@ -202,7 +216,7 @@ def vllm_config(feature: Feature, limits: Limits, model: str) -> VllmConfig:
         long_prefill_token_threshold=limits.long_prefill,
         disable_hybrid_kv_cache_manager=True if feature.connector else None,
     )
-    cache = CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=feature.caching)
+    cache = CacheConfig(block_size=feature.block_tokens, enable_prefix_caching=feature.caching)
     cache.num_gpu_blocks = limits.blocks
     # Its own part is the same for all engines.
     model_part = copy.copy(model_config(model))
@@ -222,7 +236,9 @@ def vllm_config(feature: Feature, limits: Limits, model: str) -> VllmConfig:
         if feature.connector
         else None,
     )
-    # No worker is there: only the scheduler reads it.
+    # The model has no such layers: only the scheduler reads this, and the next.
+    if feature.hybrid:
+        config.cache_config.mamba_cache_mode = "align"
     config.parallel_config.pipeline_parallel_size = feature.pipeline
     return config
 
@@ -235,21 +251,37 @@ def make_scheduler(feature: Feature, limits: Limits, model: str) -> Any:
     from vllm.v1.core.kv_cache_utils import init_none_hash
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+    )
     from vllm.v1.structured_output import StructuredOutputManager
 
     init_none_hash(sha256)
     config = vllm_config(feature, limits, model)
-    common: dict[str, Any] = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    common: dict[str, Any] = {
+        "block_size": feature.block_tokens,
+        "num_kv_heads": 1,
+        "head_size": 1,
+        "dtype": torch.float32,
+    }
     groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**common))]
     if feature.window:
         groups.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**common, sliding_window=3 * BLOCK_TOKENS)))
+    if feature.hybrid:
+        state = MambaSpec(
+            block_size=feature.block_tokens, shapes=((1, 1),), dtypes=(torch.float32,), mamba_cache_mode="align"
+        )
+        groups.append(KVCacheGroupSpec(["state"], state))
     kind = AsyncScheduler if feature.asynchronous else Scheduler
     scheduler: Any = kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(num_blocks=limits.blocks, kv_cache_tensors=[], kv_cache_groups=groups),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK_TOKENS,
+        block_size=feature.block_tokens,
         log_stats=False,
     )
     if feature.images:

@@ -42,6 +42,8 @@ impl Planner {
             self.pinned[i] = ms.ceil() as u32;
             self.has_its_turn = Some((waiting[i], false));
         }
+        let overdue = waiting.iter().zip(&self.pinned).filter(|(_, urgency)| **urgency > 0);
+        self.plan.overdue.extend(overdue.map(|(row_id, _)| *row_id));
         if table.guards_shares() {
             for position in table.owed(waiting) {
                 self.pinned[position] = self.pinned[position].max(1);
@@ -70,15 +72,18 @@ impl Planner {
         if overdue_waiting == 0 && !running.iter().any(|row_id| overdue_running(*row_id)) {
             return;
         }
-        let need = |row_id: RowId| table.get(row_id).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
-        let is_whole =
-            |row_id: RowId| table.get(row_id).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
+        let units = self.units(facts);
+        let row = |row_id: RowId| table.get(row_id);
+        let need = |row_id: RowId| row(row_id).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
+        let least = |row_id: RowId| row(row_id).map_or(1, |row| units.least(row));
+        let is_whole = |row_id: RowId| row(row_id).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
         // The rescue of a long prefill must not stall everything else if it can be split: it gets the policy's share
-        // for prompts, within limits.
+        // for prompts, within limits, in units of what the engine can compute.
         let decodes = (running.len() as u32).saturating_mul(facts.decode_tokens.max(1));
         let for_prompts = self.plan.token_budget.saturating_sub(decodes);
         let quantum = for_prompts.clamp(engine_budget / 32, engine_budget / 8).max(facts.decode_tokens).max(1);
-        let share = |row_id: RowId| if is_whole(row_id) { need(row_id) } else { need(row_id).min(quantum) };
+        let share = |row_id: RowId| row(row_id).map_or(1, |row| units.near(row, quantum));
+        let within = |row_id: RowId, most: u32| row(row_id).map_or(most.min(1), |row| units.within(row, most));
         self.grants.clear();
         self.grants.resize(running.len() + waiting.len(), 0);
         let mut reserved = 0u32;
@@ -90,21 +95,21 @@ impl Planner {
         let first_waiting = |i: usize| self.plan.waiting_order.get(i).map_or(i, |from| *from as usize);
         let row_id_at = |i: usize| if i < running.len() { running[i] } else { waiting[i - running.len()] };
         for &i in &overdue {
-            let grant = share(row_id_at(i)).min(engine_budget - reserved);
-            if reserved > 0 && is_whole(row_id_at(i)) && grant < need(row_id_at(i)) {
-                // Requests before it are served first.
-                continue;
+            // Requests before it are served first.
+            let grant = within(row_id_at(i), share(row_id_at(i)).min(engine_budget - reserved));
+            if grant > 0 {
+                self.grants[i] = grant;
+                self.rescued.push(row_id_at(i));
+                reserved += grant;
             }
-            self.grants[i] = grant;
-            self.rescued.push(row_id_at(i));
-            reserved += grant;
         }
         // A waiting request takes its tokens only if the engine admits it, in order, while there are KV blocks. Tokens
         // reserved behind a request that does not fit would be wasted. Whether the first fits depends on the prefix
         // cache, so the plan tries it. While others run, the overdue waiting requests share one quantum: after a long
         // queue many are overdue at once, and a step full of their prompts would delay every answer.
         let mut for_waiting = if running.is_empty() { engine_budget } else { quantum };
-        // A prompt that must not be split can need more than that; each running request keeps room for a decode.
+        // The least that the engine can compute may be more than that; each running request keeps room for a decode, but beside
+        // the first, which may find none in any step.
         let not_granted = self.grants[..running.len()].iter().filter(|grant| **grant == 0).count();
         let decodes = u32::try_from(not_granted).unwrap_or(u32::MAX).saturating_mul(facts.decode_tokens.max(1));
         let reserved_blocks = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
@@ -112,20 +117,26 @@ impl Planner {
         for i in (0..overdue_waiting).map(|i| running.len() + first_waiting(i)) {
             let row_id = row_id_at(i);
             let left = engine_budget - reserved;
-            let most = if is_whole(row_id) { left.saturating_sub(decodes) } else { left.min(for_waiting) };
-            let grant = share(row_id).min(most);
-            self.grants[i] = grant;
-            if grant > 0 {
-                self.rescued.push(row_id);
-            }
-            reserved += grant;
-            for_waiting = for_waiting.saturating_sub(grant);
             let known = table.get(row_id).map_or(0, RequestState::known_tokens);
             let blocks = self.block_tokens.map_or(0, |block_tokens| known.div_ceil(block_tokens));
+            let most = match least(row_id) {
+                least if is_whole(row_id) && least <= left.saturating_sub(decodes) => least,
+                least if !is_whole(row_id) && for_waiting > 0 => share(row_id).min(for_waiting.max(least)).min(left),
+                least if reserved == 0 && blocks <= blocks_left => least,
+                _ => 0,
+            };
+            let grant = within(row_id, most);
+            if grant == 0 {
+                break;
+            }
+            self.grants[i] = grant;
+            self.rescued.push(row_id);
+            reserved += grant;
+            for_waiting = for_waiting.saturating_sub(grant);
             let Some(left) = blocks_left.checked_sub(blocks) else { break };
             blocks_left = left;
             if let Some((turn, could_run)) = &mut self.has_its_turn {
-                *could_run |= *turn == row_id && grant > 0;
+                *could_run |= *turn == row_id;
             }
         }
         // The rest, in the plan's order, from the remaining budgets of the policy and the engine.
@@ -143,7 +154,7 @@ impl Planner {
             }
             let row_id = row_id_at(i);
             let most = if left > 0 && is_whole(row_id) { unreserved } else { left };
-            let grant = need(row_id).min(self.caps.get(i).copied().unwrap_or(u32::MAX)).min(most);
+            let grant = within(row_id, self.caps.get(i).copied().unwrap_or(u32::MAX).min(most));
             self.grants[i] = grant;
             left = left.saturating_sub(grant);
             unreserved -= grant;
