@@ -148,6 +148,7 @@ fn before(think: SocketAddr, answer: &[SocketAddr]) -> HandoffSettings {
         patience: Duration::from_secs(60),
         limits: ClientLimits::default(),
         traces: None,
+        api_key: None,
     }
 }
 
@@ -159,7 +160,7 @@ fn started(settings: HandoffSettings) -> SocketAddr {
             let front = Handoff::prepare(settings, |_| ()).await.expect("the first engine knows its token");
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
             to.send(listener.local_addr().expect("bound")).expect("the test waits");
-            front.serve(listener).await;
+            front.serve(listener, std::future::pending()).await;
         });
     });
     from.recv().expect("it listens")
@@ -373,6 +374,59 @@ fn a_request_that_is_rejected_does_not_make_an_engine_fail() {
     assert_eq!((engine.requests, engine.handed_over, engine.is_failing), (0, 1, false));
     assert_eq!((status.requests, status.first_engine["rejected"]), (2, 1));
     assert!(HandoffStatus::ask(&Endpoint::Loopback(think.address)).is_err(), "an engine is no front");
+}
+
+#[test]
+fn no_engine_gives_a_client_more_tokens_than_it_asked_for() {
+    let flood = |of_one: u64, events: usize| -> Vec<Value> {
+        (0..events).map(|_| piece(" 4", &vec![12; of_one as usize], &Value::Null)).collect()
+    };
+    let ended = |of_one, events| {
+        let last = piece(" 4", &vec![12; of_one], &json!("stop"));
+        Reply::Events(flood(of_one as u64, events).into_iter().chain([last]).collect())
+    };
+    let mut thinks = thinking(Value::Null);
+    thinks.truncate(2);
+    thinks.extend(flood(1, 40));
+    let no_ids = (0..40).map(|_| piece(" 4", &[], &Value::Null)).collect();
+    for (first, second, ids) in [
+        (vec![thought()], ended(1, 40), 20),
+        (vec![thought()], ended(7, 40), 20),
+        (vec![thought()], Reply::Silent(flood(1, 18)), 20),
+        (vec![thought()], Reply::Silent(no_ids), 3),
+        (vec![thought(), ended(7, 40)], Reply::Json(503, json!({})), 20),
+        (vec![Reply::Silent(thinks)], Reply::Json(503, json!({})), 20),
+    ] {
+        let (think, answer) = (Engine::new(first), Engine::new(vec![second.clone()]));
+        let chunks = stream(front(&think, answer.address), "/v1/completions", &request());
+        assert_eq!(ids_of(&chunks).len(), ids);
+        assert!(text_of(&chunks).matches(" 4").count() <= 18, "{chunks:?}");
+        let [.., last, usage] = chunks.as_slice() else { panic!("{chunks:?}") };
+        assert_eq!(last["choices"][0]["finish_reason"], json!("length"));
+        assert_eq!(usage["usage"]["completion_tokens"], json!(ids));
+    }
+    // An engine that ends at the limit says why itself, perhaps later.
+    let later = vec![piece(" 4", &[12; 17], &Value::Null), piece("", &[], &json!("stop"))];
+    let (think, answer) = (Engine::new(vec![thought()]), Engine::new(vec![Reply::Events(later)]));
+    let chunks = stream(front(&think, answer.address), "/v1/completions", &request());
+    assert_eq!(chunks[chunks.len() - 2]["choices"][0]["finish_reason"], "stop");
+    // Whole responses.
+    let mut body = request();
+    body["stream"] = json!(false);
+    let whole = |ids: Vec<u64>| {
+        Reply::Json(
+            200,
+            json!({ "id": "cmpl-1", "choices": [{ "index": 0, "text": "so</think>", "prompt_token_ids": [1],
+            "token_ids": ids, "finish_reason": "stop", "stop_reason": kv().to_string() }] }),
+        )
+    };
+    let (think, answer) = (Engine::new(vec![whole(vec![10, END])]), Engine::new(vec![ended(7, 40)]));
+    let response = post(front(&think, answer.address), "/v1/completions", &body);
+    assert_eq!(response["choices"][0]["finish_reason"], "length");
+    assert_eq!(response["choices"][0]["token_ids"].as_array().map(Vec::len), Some(20));
+    let think = Engine::new(vec![whole(vec![10; 21])]);
+    let response = post(front(&think, answer.address), "/v1/completions", &body);
+    assert_eq!(response["error"]["message"], "the engine that thinks: wrote 21 tokens, max_tokens is 20");
 }
 
 #[test]

@@ -62,11 +62,12 @@ pub fn serve(data: &[u8]) -> Vec<u8> {
             patience: PATIENCE,
             limits: ClientLimits { head: PATIENCE, body: PATIENCE, ..ClientLimits::default() },
             traces: None,
+            api_key: None,
         };
         let front = Handoff::prepare(settings, crate::assert_one_line).await.expect("one marker");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let address = listener.local_addr().expect("bound");
-        tokio::spawn(front.serve(listener));
+        tokio::spawn(front.serve(listener, std::future::pending()));
         let mut client = TcpStream::connect(address).await.expect("it listens");
         let mut received = Vec::new();
         let asked = async {

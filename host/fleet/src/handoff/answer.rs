@@ -51,6 +51,15 @@ pub(super) struct Piece {
     pub(super) stop_reason: Value,
 }
 
+impl Piece {
+    /// End the answer after so many of its tokens. Its text goes: no part of it belongs to a token.
+    fn end_after(&mut self, tokens: u64) {
+        self.ids.truncate(usize::try_from(tokens).unwrap_or(usize::MAX));
+        (self.text, self.stop_reason) = (String::new(), Value::Null);
+        self.finish_reason = Some("length".into());
+    }
+}
+
 /// Takes the pieces in their order.
 pub(super) trait Sink {
     /// Waits for a slow client.
@@ -91,7 +100,7 @@ pub(super) async fn write(
         return Err(format!("the engine that thinks: HTTP {}", reply.status.as_u16()));
     }
     let before = thought.tokens.len();
-    let read = pieces(reply.events(), thought, sink, || ()).await;
+    let read = pieces(reply.events(), plan, thought, sink, || ()).await;
     read.map_err(|_| "the engine that thinks: hung up in the middle of the answer")?;
     if reason == "kept" {
         shared.handoffs().stayed(u32::try_from(thought.tokens.len() - before).unwrap_or(u32::MAX));
@@ -189,16 +198,17 @@ async fn second(
         if reply.status != StatusCode::OK {
             return Err(if reply.status.is_client_error() { REJECTED } else { "refused" });
         }
-        pieces(reply.events().within(shared.patience), thought, sink, || underway.begun()).await
+        pieces(reply.events().within(shared.patience), plan, thought, sink, || underway.begun()).await
     };
     let done = done.await;
     underway.over(thought, done);
     done
 }
 
-/// Pass on the pieces of a stream until its last one.
+/// Pass on the pieces of a stream until its last one, or until an engine goes on beyond the client's limit.
 async fn pieces(
     mut events: upstream::Events,
+    plan: &SplitRequest,
     thought: &mut Thought,
     sink: &mut (impl Sink + Send),
     begun: impl FnOnce(),
@@ -206,6 +216,7 @@ async fn pieces(
     let mut begun = Some(begun);
     // Tokens whose text comes later, in the middle of a character. Another engine would have to write them again.
     let mut held: Vec<Piece> = Vec::new();
+    let mut left = plan.left(thought.generated());
     while let Some(data) = events.next().await? {
         let chunk: Value = serde_json::from_slice(&data).map_err(|_| "broken")?;
         let mut said = Said::of(&chunk).map_err(|_| "broken")?;
@@ -214,7 +225,7 @@ async fn pieces(
         }
         let Some(Choice { text, token_ids, finish_reason, stop_reason, .. }) = said.take_choice() else { continue };
         let (text, ids) = (text.unwrap_or_default(), token_ids.unwrap_or_default());
-        let piece = Piece { text, ids, finish_reason, stop_reason };
+        let mut piece = Piece { text, ids, finish_reason, stop_reason };
         if matches!(piece.finish_reason.as_deref(), Some("error" | "abort")) {
             return Err("broken");
         }
@@ -223,6 +234,14 @@ async fn pieces(
         }
         if let Some(begun) = begun.take() {
             begun();
+        }
+        if let Some(left) = &mut left {
+            // A text without ids is a token at least.
+            let tokens = piece.ids.len().max(usize::from(!piece.text.is_empty())) as u64;
+            if tokens > *left {
+                piece.end_after(*left);
+            }
+            *left = left.saturating_sub(tokens);
         }
         let is_last = piece.finish_reason.is_some();
         let has_text = !piece.text.is_empty();

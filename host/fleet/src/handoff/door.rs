@@ -66,6 +66,12 @@ impl Door {
         Arc::clone(&self.open).acquire_owned().await.expect("the semaphore is never closed")
     }
 
+    /// Wait until no connection is left.
+    pub(super) async fn empty(&self) {
+        let all = u32::try_from(self.limits.open).unwrap_or(u32::MAX);
+        let _ = self.open.acquire_many(all).await;
+    }
+
     /// Serve a connection beside the others; when too many wait, the oldest is closed.
     pub(super) fn admit<F>(self: &Arc<Self>, place: OwnedSemaphorePermit, connection: impl FnOnce(Pass) -> F)
     where

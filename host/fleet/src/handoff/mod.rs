@@ -19,6 +19,7 @@ mod whole;
 
 use std::time::Duration;
 
+use hyper::header::HeaderMap;
 use meridian_core::handoff::HandoffPolicy;
 use meridian_engine::otlp::Traces;
 use serde::Deserialize;
@@ -46,6 +47,8 @@ pub struct HandoffSettings {
     pub limits: ClientLimits,
     /// Where spans go, if anywhere.
     pub traces: Option<Traces>,
+    /// The key of the front's own requests to the engines. Clients bring theirs.
+    pub api_key: Option<String>,
 }
 
 /// The reason why no request can be served.
@@ -54,6 +57,19 @@ pub enum HandoffError {
     /// The engine that thinks does not say how it encodes the end of thinking.
     #[error("the engine that thinks: {0}")]
     Think(String),
+    /// The engine that thinks wants another key, or one at all.
+    #[error("the engine that thinks: {path}: HTTP {status} {}", if *has_key { "to this key" } else { "without a key" })]
+    Key {
+        /// What was asked.
+        path: &'static str,
+        /// Its answer.
+        status: u16,
+        /// Whether a key was sent.
+        has_key: bool,
+    },
+    /// No header can carry the key.
+    #[error("the key must be visible ASCII characters")]
+    MalformedKey,
     /// The model's end of thinking is not one token.
     #[error("end of thinking {text:?}: the tokenizer gives {tokens:?}, expected one token")]
     Marker {
@@ -76,12 +92,13 @@ struct Tokenized {
 pub(crate) async fn markers(
     think_end: &[String],
     to: &upstream::Upstream,
+    headers: &HeaderMap,
     within: Duration,
 ) -> Result<Vec<u64>, HandoffError> {
     let mut found = Vec::new();
     for text in think_end {
         let ask = json!({ "prompt": text, "add_special_tokens": false });
-        let tokens = to.json("/tokenize", &ask, within).await.map_err(HandoffError::Think)?;
+        let tokens = to.json("/tokenize", headers, &ask, within).await?;
         let Tokenized { tokens } = Tokenized::deserialize(&tokens)
             .map_err(|error| HandoffError::Think(format!("/tokenize: its answer is not as expected: {error}")))?;
         match tokens.as_slice() {

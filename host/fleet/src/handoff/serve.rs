@@ -1,7 +1,7 @@
 //! The server: requests that can be handed over, and all others, which the engine that thinks gets unchanged.
 
 use std::convert::Infallible;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -10,7 +10,9 @@ use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Frame, Incoming};
-use hyper::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use hyper::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, TRANSFER_ENCODING,
+};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -21,6 +23,7 @@ use meridian_engine::otlp::Traces;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{Receiver, channel};
+use tokio::sync::watch;
 
 use super::answer::unchanged;
 use super::counters::Counters;
@@ -59,6 +62,8 @@ pub(super) struct Shared {
     limits: ClientLimits,
     pub(super) counters: Counters,
     pub(super) traces: Option<Traces>,
+    /// Of the front's own requests.
+    own: HeaderMap,
     log: Log,
 }
 
@@ -90,12 +95,18 @@ impl Handoff {
         settings: HandoffSettings,
         log: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, HandoffError> {
-        let HandoffSettings { think, answer, think_end, policy, patience, limits, traces } = settings;
+        let HandoffSettings { think, answer, think_end, policy, patience, limits, traces, api_key } = settings;
         let think = Upstream::new(think).map_err(HandoffError::Think)?;
         let names: Vec<String> = answer.iter().map(Endpoint::host_header).collect();
         let answer =
             answer.into_iter().map(Upstream::new).collect::<Result<Vec<_>, _>>().map_err(HandoffError::Think)?;
-        let markers = markers(&think_end, &think, patience.min(START)).await?;
+        let mut own = HeaderMap::new();
+        if let Some(key) = api_key {
+            let mut bearer = HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| HandoffError::MalformedKey)?;
+            bearer.set_sensitive(true);
+            own.insert(AUTHORIZATION, bearer);
+        }
+        let markers = markers(&think_end, &think, &own, patience.min(START)).await?;
         let counters = Counters::new(names).map_err(|error| HandoffError::Think(error.to_string()))?;
         let handoffs = Mutex::new(Handoffs::new(policy, answer.len()));
         let (started, log) = (Instant::now(), Box::new(log));
@@ -109,6 +120,7 @@ impl Handoff {
             limits,
             counters,
             traces,
+            own,
             log,
         })))
     }
@@ -119,19 +131,25 @@ impl Handoff {
         &self.0.markers
     }
 
-    /// Serve until the task is dropped.
-    pub async fn serve(self, listener: TcpListener) {
+    /// Serve until `stop` ends, and then the requests that have begun, to their end.
+    pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) {
         let limits = self.0.limits;
         let door = Door::new(limits);
+        let (serves, stopping) = watch::channel(());
+        let mut stop = pin!(stop);
         loop {
-            let place = door.place().await;
-            let Ok((stream, _)) = listener.accept().await else {
+            let next = async { (door.place().await, listener.accept().await) };
+            let (place, accepted) = tokio::select! {
+                next = next => next,
+                () = &mut stop => break,
+            };
+            let Ok((stream, _)) = accepted else {
                 // No file descriptors are left; others close theirs meanwhile.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
             let _ = stream.set_nodelay(true);
-            let shared = Arc::clone(&self.0);
+            let (shared, mut stopping) = (Arc::clone(&self.0), stopping.clone());
             door.admit(place, |pass| async move {
                 let pass = &pass;
                 let service = service_fn(move |request| {
@@ -144,12 +162,21 @@ impl Handoff {
                     .header_read_timeout(limits.head)
                     .keep_alive(false)
                     .max_buf_size(MAX_HEAD);
-                // A client that breaks the connection has its reasons.
-                let _ = server.serve_connection(TokioIo::new(stream), service).await;
+                let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
+                tokio::select! {
+                    // A client that breaks the connection has its reasons.
+                    _ = &mut connection => return,
+                    _ = stopping.changed() => {}
+                }
+                // Ends it if it has sent nothing.
+                connection.as_mut().graceful_shutdown();
+                let _ = connection.await;
             });
             // Those before it read what they were sent, so that a crowd does not close them unread.
             tokio::task::yield_now().await;
         }
+        drop((listener, serves));
+        door.empty().await;
     }
 }
 
@@ -166,10 +193,14 @@ async fn handle(shared: Arc<Shared>, request: Request<Incoming>, pass: &Pass) ->
         Err((status, why)) => return refusal(status, why),
     };
     let body = read.body.clone();
-    let headers = passed_on(&head.headers);
+    let mut headers = passed_on(&head.headers);
     let api = match (&head.method, head.uri.path()) {
         (&Method::GET, "/metrics") => return metrics(&shared),
         (&Method::GET, status::PATH) => return status_of(&shared),
+        (&Method::GET | &Method::HEAD, "/health") if !headers.contains_key(AUTHORIZATION) => {
+            headers.extend(shared.own.clone());
+            return pass_through(&shared, head.method, &path, &headers, body).await;
+        }
         (&Method::POST, "/v1/completions") => Api::Completions,
         (&Method::POST, "/v1/chat/completions") => Api::Chat,
         _ => return pass_through(&shared, head.method, &path, &headers, body).await,

@@ -51,11 +51,18 @@ async fn parts(
             return Ok(());
         }
         let mut chunk: Value = serde_json::from_slice(&data).map_err(|_| broken("an event is not JSON"))?;
-        let (of_prompt, more, stop_reason) = Said::of(&chunk).map_err(|why| broken(&why))?.into_tokens();
+        let (of_prompt, mut more, stop_reason) = Said::of(&chunk).map_err(|why| broken(&why))?.into_tokens();
         if prompt.is_empty() {
             prompt = of_prompt;
         }
+        let left = plan.left(generated.len()).and_then(|left| usize::try_from(left).ok()).unwrap_or(usize::MAX);
+        let goes_on = more.len() > left;
+        more.truncate(left);
         generated.extend(more);
+        if goes_on {
+            // Beyond the client's limit: nothing is left for an answer.
+            break (chunk, None);
+        }
         if generated.len() > MOST_TOKENS {
             return Err(broken("wrote more tokens than a context holds"));
         }

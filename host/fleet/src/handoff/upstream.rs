@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
-use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::HandoffError;
 use super::lines::Lines;
 use crate::{Endpoint, tls};
 
@@ -98,17 +99,31 @@ impl Upstream {
     }
 
     /// Ask with a JSON body, and read a JSON answer with status 200 within this time.
-    pub(super) async fn json(&self, path: &str, body: &Value, within: Duration) -> Result<Value, String> {
+    pub(super) async fn json(
+        &self,
+        path: &'static str,
+        headers: &HeaderMap,
+        body: &Value,
+        within: Duration,
+    ) -> Result<Value, HandoffError> {
         let asked = async {
-            let reply = self.post(path, &HeaderMap::new(), body).await?;
+            let reply = self.post(path, headers, body).await?;
             Ok::<_, String>((reply.status, reply.whole().await?))
         };
+        let failed = |why: String| HandoffError::Think(format!("{path}: {why}"));
         let asked = timeout(within, asked).await;
-        let (status, text) = asked.map_err(|_| format!("{path}: no answer within {} s", within.as_secs_f64()))??;
-        if status != StatusCode::OK {
-            return Err(format!("{path}: HTTP {}", status.as_u16()));
+        let asked = asked.map_err(|_| failed(format!("no answer within {} s", within.as_secs_f64())))?;
+        let (status, text) = asked.map_err(HandoffError::Think)?;
+        let has_key = headers.contains_key(AUTHORIZATION);
+        match status {
+            StatusCode::OK => {
+                serde_json::from_slice(&text).map_err(|error| failed(format!("the answer is not JSON: {error}")))
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(HandoffError::Key { path, status: status.as_u16(), has_key })
+            }
+            other => Err(failed(format!("HTTP {}", other.as_u16()))),
         }
-        serde_json::from_slice(&text).map_err(|error| format!("{path}: the answer is not JSON: {error}"))
     }
 
     async fn connect(&self) -> Result<Box<dyn Stream>, String> {

@@ -20,6 +20,9 @@ pub(super) async fn complete(
 ) -> Result<Value, String> {
     let broken = |why: &str| format!("the engine that thinks: {why}");
     let (mut tokens, generated, stop_reason) = Said::of(&response).map_err(|why| broken(&why))?.into_tokens();
+    if let Some(most) = plan.max_tokens.filter(|most| generated.len() as u64 > *most) {
+        return Err(broken(&format!("wrote {} tokens, max_tokens is {most}", generated.len())));
+    }
     let ended = end(&stop_reason, &shared.markers);
     let prompt_tokens = tokens.len();
     tokens.extend(generated);
