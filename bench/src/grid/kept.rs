@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use anyhow::Context;
+use meridian_core::file::read_regular_text;
 use serde::{Deserialize, Serialize};
 
 use super::{Axes, Cell, Row};
@@ -29,6 +30,9 @@ struct Line {
     cells: Vec<Cell>,
 }
 
+/// Largest file that is read, bytes.
+const MAX_BYTES: u64 = 1 << 30;
+
 impl Kept {
     /// The rows that a file has; it need not be there. A line that is cut short, as the last of a run that was killed, is
     /// left out.
@@ -36,7 +40,7 @@ impl Kept {
     /// # Errors
     /// The file cannot be read.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let text = match std::fs::read_to_string(path) {
+        let text = match read_regular_text(path, MAX_BYTES) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             text => text.with_context(|| format!("{}: cannot be read", path.display()))?,
         };

@@ -30,7 +30,7 @@ struct Loaded {
     acceptor: TlsAcceptor,
 }
 
-/// A version of a file: device, inode, length, and time of the last change in nanoseconds.
+/// A version of a file: device, inode, length, and time of the last change, of its mode too, in nanoseconds.
 type Id = (u64, u64, u64, i64, i64);
 
 impl Certificate {
@@ -64,7 +64,7 @@ impl Certificate {
 
 fn id(path: &Path) -> Option<Id> {
     let metadata = fs::metadata(path).ok()?;
-    Some((metadata.dev(), metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
+    Some((metadata.dev(), metadata.ino(), metadata.len(), metadata.ctime(), metadata.ctime_nsec()))
 }
 
 fn acceptor(cert_file: &Path, key_file: &Path) -> Result<TlsAcceptor, String> {

@@ -189,7 +189,11 @@ fn nothing_changes_where_no_token_is_configured() {
     write(&folder.join("long"), &"x".repeat(4097), 0o600);
     for (token_file, problem) in [
         ("", ""),
-        ("open", "has mode 0644, must be 0600: other users must not read it"),
+        (
+            "open",
+            "has mode 0644, must be 0600, or 0640 where root owns it and its group is one of this user: \
+             other users must not read it",
+        ),
         ("short", "holds 15 characters, must be 16 to 4096"),
         (
             "blank",
@@ -197,8 +201,8 @@ fn nothing_changes_where_no_token_is_configured() {
         ),
         ("long", "holds 4097 characters, must be 16 to 4096"),
         ("absent", "cannot be read: No such file or directory (os error 2)"),
-        (".", "must be a regular file"),
-        ("/dev/null", "must be a regular file"),
+        (".", "cannot be read: not a regular file"),
+        ("/dev/null", "cannot be read: not a regular file"),
     ] {
         let recorder = Arc::new(Recorder::default());
         let admin = Admin::start_in(

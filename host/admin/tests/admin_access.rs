@@ -271,7 +271,7 @@ fn a_port_is_never_less_than_the_configuration_says() {
             "token",
             certificate.as_str(),
             "open-key",
-            "has mode 0644, must be 0600: other users must not read it: admin.listen is off".into(),
+            "one of this user: other users must not read it: admin.listen is off".into(),
         ),
         ("127.0.0.1:0", "token", certificate.as_str(), "other-key", "must be the key of the certificate: ".into()),
     ] {

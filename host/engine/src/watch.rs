@@ -1,7 +1,6 @@
 //! Automatic reload: a rewritten component becomes active, or the shadow.
 
-use std::fs::{File, Metadata};
-use std::io::Read;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -10,7 +9,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
+use meridian_core::file::read_regular;
+use meridian_core::signature::signature_path;
+use meridian_wasm::read_signature;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use sha2::{Digest, Sha256};
 
@@ -168,7 +169,7 @@ impl WatchedFile {
         }
         // Noted first: a component that makes the host panic is not retried.
         let content = std::mem::replace(&mut self.content, sha256);
-        let text = read_signature(&signature_path(&self.path));
+        let text = read_signature(&signature_path(&self.path)).ok().flatten();
         let source = self.path.display().to_string();
         let policy = Given::Component { bytes: &bytes, signature: text.as_deref() };
         let put = self.control.put(self.slot, &Upload { policy, options: None, source: &source }, self.mode);
@@ -226,37 +227,12 @@ impl Watched for WatchedFile {
     }
 }
 
-/// The signature beside the file; `None` without a readable one. One byte beyond the limit shows that it is too large.
-fn read_signature(path: &Path) -> Option<String> {
-    // Opening a pipe would wait for its other end.
-    if !std::fs::metadata(path).ok()?.is_file() {
-        return None;
-    }
-    let mut bytes = Vec::new();
-    File::open(path).ok()?.take(MAX_SIGNATURE_BYTES as u64 + 1).read_to_end(&mut bytes).ok()?;
-    Some(String::from_utf8_lossy(&bytes).into_owned())
-}
-
 /// Stamp, if it can show the next change, and content of a regular file of at most 32 MiB.
 fn read(path: &Path) -> Result<(Option<Stamp>, Vec<u8>), String> {
-    // Opening a pipe would wait for its other end.
-    let found = std::fs::metadata(path).map_err(|error| error.to_string())?;
-    if !found.is_file() {
-        return Err("not a regular file".into());
-    }
-    if found.size() > MAX_BYTES {
-        return Err(format!("{} bytes, expected at most {MAX_BYTES}", found.size()));
-    }
-    let file = File::open(path).map_err(|error| error.to_string())?;
     // Taken before reading, so that a write during the read gives another stamp.
-    let stamp = Stamp::of(&file.metadata().map_err(|error| error.to_string())?);
-    let stamp = Some(stamp).filter(Stamp::is_settled);
-    let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(format!("more than {MAX_BYTES} bytes"));
-    }
-    Ok((stamp, bytes))
+    let stamp = Stamp::settled(path);
+    let bytes = read_regular(path, MAX_BYTES).map_err(|error| error.to_string())?;
+    Ok((stamp, bytes.ok_or_else(|| format!("more than {MAX_BYTES} bytes, expected at most that"))?))
 }
 
 /// Looks at a file when its folder changes, and at intervals. Dropping it stops its threads; a thread that waits for

@@ -285,10 +285,8 @@ fn a_file_that_is_too_large_is_not_read() {
     let mut watched = Watched::new("large");
     let largest = MAX_COMPONENT_BYTES as u64;
     let file = File::create(&watched.path).unwrap();
-    file.set_len(1 << 30).unwrap();
-    watched.assert_unreadable(&format!("{} bytes, expected at most {largest}", 1 << 30));
     file.set_len(largest + 1).unwrap();
-    watched.assert_unreadable(&format!("{} bytes, expected at most {largest}", largest + 1));
+    watched.assert_unreadable(&format!("more than {largest} bytes, expected at most that"));
     file.set_len(largest).unwrap();
     watched.assert_swaps(MAX_COMPONENT_BYTES);
 }

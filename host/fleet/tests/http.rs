@@ -364,7 +364,8 @@ fn a_token_file_that_others_can_read_is_not_used() {
     let done = impatient(engine).rollback(SlotName::Dispatch);
     let path = folder.join("open");
     let why = format!(
-        "a0 ({address}): token_file: {}: has mode 0644, must be 0600: other users must not read it",
+        "a0 ({address}): token_file: {}: has mode 0644, must be 0600, or 0640 where root owns it \
+         and its group is one of this user: other users must not read it",
         path.display()
     );
     assert_eq!(done, Err(MemberError::Refused(why)));

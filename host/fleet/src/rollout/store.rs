@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use meridian_core::file::open_regular;
+use meridian_core::file::{open_regular, read_regular_text};
 use meridian_core::text::printable;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -231,7 +231,7 @@ impl Store {
     /// [`StoreError::File`].
     pub fn take_wish(&self) -> Result<Option<Wish>, StoreError> {
         let path = self.dir.join("wish");
-        let text = match fs::read_to_string(&path) {
+        let text = match read_regular_text(&path, MOST_STATE_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(StoreError::File { path, error }),

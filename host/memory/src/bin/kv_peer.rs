@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
+use meridian_core::file::read_regular;
 use meridian_memory::fabric::mooncake::Mooncake;
 use meridian_memory::fabric::nixl::Nixl;
 use meridian_memory::fabric::{BlockHash, Fingerprint, Key, KvFabric, Node, NodeSettings, Offered};
@@ -45,7 +46,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
                 settings.listen = address.map_err(|_| format!("{name}: {value:?}, expected HOST:PORT"))?;
             }
             "--key-file" => {
-                let secret = std::fs::read(&value).map_err(|error| format!("{value}: {error}"))?;
+                let secret = read_regular(Path::new(&value), 1 << 16).map_err(|error| format!("{value}: {error}"))?;
+                let secret = secret.ok_or_else(|| format!("{value}: more than 64 KiB, expected a key"))?;
                 settings.key = Some(Key::new(secret.trim_ascii()).map_err(|error| format!("{value}: {error}"))?);
             }
             "--nixl" => settings.path = Some(Nixl::open(Path::new(&value))?),
