@@ -45,7 +45,8 @@ fn sessions() {
     bad("", "requests: got \"[]\", expected at least one request");
     bad(
         "7",
-        "requests[0]: got \"7\", expected [t_s, input tokens, output tokens, api_s, gap_s, stop, thinking, blocks]",
+        "requests[0]: got \"7\", expected an object as published, or \
+         [t_s, input tokens, output tokens, api_s, gap_s, stop, thinking, blocks]",
     );
     bad(
         "[0, -1, 2, 1, 0, \"\", 0, []]",
@@ -64,6 +65,28 @@ fn sessions() {
         "[0, 70, 2, 1, 0, \"\", 0, [[1, 2]]]",
         "requests[0][7]: got \"[[1,2]]\", expected at most 1 blocks, as the prompt has",
     );
+    for (field, expected) in [
+        (r#"{"out": 1}"#, "in: got \"null\", expected a whole number of tokens from 0 to 10000000"),
+        (r#"{"in": 9, "out": "x"}"#, "out: got \"\\\"x\\\"\", expected a whole number of tokens from 0 to 10000000"),
+        (r#"{"in": 9, "t": -1}"#, "t: got \"-1\", expected seconds from 0 to 1e10, or null"),
+        (r#"{"in": 9, "hash_ids": 7}"#, "hash_ids: got \"7\", expected an array of ids of blocks"),
+        (r#"{"in": 99, "hash_ids": [0.5]}"#, "hash_ids: got \"0.5\", expected an id of a block, a whole number"),
+        (r#"{"type": "subagent", "requests": 3}"#, "requests: got \"3\", expected an array of requests"),
+        (
+            r#"{"type": "subagent", "requests": [{"in": 1}, {"in": []}]}"#,
+            "requests[1].in: got \"[]\", expected a whole number of tokens from 0 to 10000000",
+        ),
+    ] {
+        bad(field, &format!("requests[0].{expected}"));
+    }
+    let line_of = |text: &str, place: &str| says("a.json", text, Some(Format::Agentic), &format!("a.json:{place}"));
+    line_of(
+        "\n\n{\"id\": 1,\n",
+        "3: column (all): got \"{\\\"id\\\": 1,\\n\", expected a JSON object, which has an end",
+    );
+    line_of("{}\nx", "1: column block_size: got nothing, expected a value");
+    line_of("\nx", "2: column (all): got \"x\", expected a JSON object");
+    line_of("\n{1}", "2: column (all): got \"{1}\", expected a JSON object");
     let text = "{\"id\": \"a\", \"block_size\": 1, \"requests\": []}\n";
     let expected = "a.jsonl:1: column block_size: got \"1\", expected a whole number of tokens from 8 to 10000000";
     says("a.jsonl", text, None, expected);

@@ -119,6 +119,12 @@ fn sessions_of_aiperf_grow_and_wait() {
     assert_eq!(lengths(&trace), [(0.0, 5, 0, 5), (1.0, 100, 0, 10), (1.5, 140, 0, 20)]);
     assert_eq!(prefixes(&trace), [turn(1, 0), turn(0, 0), turn(0, 1)]);
     assert_eq!(trace.notes.len(), 3, "{:?}", trace.notes);
+    let endless = parse(
+        "e.jsonl",
+        "{\"timestamp\": 5, \"input_length\": 655}\n{\"timestamp\": 10, \"input_length\": 7, \"output_length\": 9}\n",
+    );
+    assert_eq!((endless.format, lengths(&endless)), (Format::Mooncake, vec![(0.0, 655, 0, 128), (0.005, 7, 0, 9)]));
+    assert_eq!(endless.notes, ["1 requests have no output_length: each generates 128 tokens"]);
     let own = r#"{"session_id": "a", "timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}"#;
     assert_eq!(parse("m.jsonl", own).requests[0].prefix, Prefix::Blocks { tokens: 512, ids: [1, 2].into() });
 }
@@ -303,7 +309,10 @@ fn rows_beyond_what_a_run_takes_are_left() {
     (0..2_000_010).for_each(|_| text.push_str("2024-05-10 00:00:00,1,1\n"));
     let trace = parse("a.csv", text);
     assert_eq!(trace.requests.len(), 2_000_000);
-    assert_eq!(trace.notes, ["only the first 2000000 rows are read: a run has at most so many requests"]);
+    assert_eq!(
+        trace.notes,
+        ["only the first 2000000 rows are read, as with --requests 2000000: a run has at most so many"]
+    );
 }
 
 #[test]

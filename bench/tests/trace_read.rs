@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use meridian_bench::trace::{
-    Format, Prefix, ReadOptions, ThinkSplit, Trace, TraceError, TraceRequest, read, read_from,
+    Format, Prefix, ReadOptions, Session, ThinkSplit, Trace, TraceError, TraceRequest, read, read_from, write_sessions,
 };
 
 fn parse(name: &str, text: &str) -> Trace {
@@ -145,6 +145,56 @@ fn sessions_of_agents_keep_their_gaps_and_blocks() {
     assert_eq!(requests[0].think_tokens + requests[0].output_tokens, 20);
     assert_eq!(requests[2].blocks.iter().map(|[first, last]| last - first + 1).sum::<u32>(), 3);
     assert_eq!(requests[1].think_tokens, 0, "it is not known to think");
+}
+
+/// As kv-cache-tester publishes them: a file or a line a session, requests as objects, sub-agents within.
+#[test]
+fn published_sessions_have_sub_agents() {
+    let text = r#"{
+ "id": "a{}[", "models": ["m"], "block_size": 64, "hash_id_scope": "global",
+ "requests": [
+  {"t": 0.0, "type": "n", "in": 150, "out": 20, "hash_ids": [9000000001, 9000000002], "stop": "tool_use",
+   "output_types": ["thinking", "tool_use"], "api_time": 4.0, "think_time": 0.0},
+  {"t": 9.0, "type": "subagent", "agent_id": "b", "requests": [
+   {"t": 0.0, "type": "s", "in": 64, "out": 3, "hash_ids": [7], "stop": "tool_use"},
+   {"type": "subagent", "requests": []},
+   {"t": 2.5, "type": "s", "in": 128, "out": 4, "hash_ids": [7, 8, 9], "think_time": -0.5}
+  ]},
+  {"t": 30.0, "type": "s", "in": 300, "out": null, "hash_ids": [9000000001, 3, 4, 5], "stop": null, "think_time": 26.0}
+ ], "_analysis": {"total": 3}
+}"#;
+    let trace = parse("a.json", text);
+    assert_eq!((trace.format, trace.sessions.len()), (Format::Agentic, 2));
+    let of = |session: &Session| {
+        let requests = session.requests.iter();
+        let facts = requests.map(|r| (r.gap_s, r.prompt_tokens, r.output_tokens, r.stopped_for_tool, r.known_blocks));
+        (session.id.to_string(), facts.collect::<Vec<_>>())
+    };
+    let own = ("a{}[".to_owned(), vec![(0.0, 150, 20, true, 0), (26.0, 300, 1, false, 1)]);
+    let below = ("a{}[/b".to_owned(), vec![(0.0, 64, 3, true, 0), (0.0, 128, 4, false, 1)]);
+    assert_eq!((of(&trace.sessions[0]), of(&trace.sessions[1])), (own, below));
+    for note in [
+        "1 of 4 requests have no generated tokens: they generate one",
+        "1 of 4 requests list more blocks than their prompt has: the first ones count",
+        "2 sub-agents are sessions of their own: nothing waits for another session",
+    ] {
+        assert!(trace.notes.iter().any(|known| known == note), "{note}: {:?}", trace.notes);
+    }
+    // One after another, in lines of their own, or as an array.
+    let line = text.replace('\n', "");
+    for many in [format!("{text}{text}"), format!("{line}\n\n{line}\n"), format!("\u{feff}[{text},\n{line}]\n")] {
+        let sessions = parse("a.json", &many).sessions;
+        assert_eq!(
+            sessions.iter().map(of).collect::<Vec<_>>(),
+            [&trace.sessions[..]; 2].concat().iter().map(of).collect::<Vec<_>>()
+        );
+        let first = ReadOptions { limit: Some(1), ..ReadOptions::default() };
+        assert_eq!(read_from("a.json", many.as_bytes(), None, &first).expect("readable").sessions.len(), 2);
+    }
+    let mut written = Vec::new();
+    write_sessions(&trace.sessions, &mut written).expect("a vector takes all bytes");
+    let again = read_from("b.jsonl", &written[..], None, &ReadOptions::default()).expect("readable");
+    assert_eq!(again.sessions.iter().map(of).collect::<Vec<_>>(), trace.sessions.iter().map(of).collect::<Vec<_>>());
 }
 
 #[test]

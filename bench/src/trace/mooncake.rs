@@ -10,6 +10,8 @@ use super::lengths::Builder;
 use super::rows::{MAX_TOKENS, Row, json_rows};
 use super::{Prefix, ReadOptions, TokenCount, TraceError, TraceRequest, Unit};
 
+/// Generated tokens of a request that AIPerf lets the model end: those of a request of `vllm bench serve`.
+const OUTPUT_TOKENS: u32 = 128;
 /// Tokens of a block, as the traces' own description says.
 const BLOCK_TOKENS: u32 = 512;
 
@@ -22,7 +24,7 @@ pub(super) fn rows(
     let unit = options.unit.unwrap_or(Unit::Ms);
     let block_tokens = options.block_tokens.unwrap_or(BLOCK_TOKENS);
     let mut sessions = Conversations::default();
-    let (mut untimed, mut delayed, mut grown) = (0_usize, 0_usize, 0_usize);
+    let (mut untimed, mut delayed, mut grown, mut endless) = (0_usize, 0_usize, 0_usize, 0_usize);
     let read = json_rows(name, input, options.limit, |row: &Row<'_>| {
         let session = row.text("session_id");
         let before = session.as_deref().and_then(|session| sessions.last(session));
@@ -40,7 +42,13 @@ pub(super) fn rows(
             }
         };
         let (given, holds_history) = prompt(row, options)?;
-        let output_tokens = row.tokens("output_length", 0)?;
+        let output_tokens = match row.text("output_length") {
+            Some(_) => row.tokens("output_length", 0)?,
+            None => {
+                endless += 1;
+                OUTPUT_TOKENS
+            }
+        };
         let mut prompt_tokens = given;
         let prefix = match (row.blocks("hash_ids", block_tokens, given)?, session) {
             // With its own time and its blocks, a row stands for itself.
@@ -70,7 +78,9 @@ pub(super) fn rows(
         });
         Ok(())
     });
+    let assumed = format!("have no output_length: each generates {OUTPUT_TOKENS} tokens");
     for (count, text) in [
+        (endless, assumed.as_str()),
         (untimed, "have no timestamp: one arrives a second"),
         (
             delayed,

@@ -133,7 +133,9 @@ fn read_source(
     match read {
         // A service's week is longer than a run may be: its beginning serves as well.
         Err(TraceError::TooMany { limit, .. }) => {
-            builder.note(format!("only the first {limit} rows are read: a run has at most so many requests"));
+            builder.note(format!(
+                "only the first {limit} rows are read, as with --requests {limit}: a run has at most so many"
+            ));
         }
         read => read?,
     }

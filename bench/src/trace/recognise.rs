@@ -61,6 +61,7 @@ impl Shape {
             Some(Format::AiperfExport)
         } else if has("hash_ids") && has("input_length")
             || has("output_length") && any(&["input_length", "text_input", "messages"]) && !has("arrival_time")
+            || any(&["input_length", "text_input"]) && any(&["timestamp", "delay", "session_id"])
         {
             Some(Format::Mooncake)
         } else if any(&["conversations", "conversation"]) || has("messages") && !has("model") {

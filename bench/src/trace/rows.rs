@@ -255,6 +255,73 @@ pub(super) fn json_rows(
     Ok(())
 }
 
+/// The largest object of [`json_objects`], bytes: a session lists the blocks of a long prompt again in each request.
+const MAX_OBJECT: usize = 64 << 20;
+
+/// As [`json_rows`], for JSON objects that may have several lines, or be the elements of an array.
+pub(super) fn json_objects(
+    name: &str,
+    mut input: impl BufRead,
+    limit: Option<usize>,
+    mut each: impl FnMut(&Row<'_>) -> Result<(), TraceError>,
+) -> Result<(), TraceError> {
+    let mut left = limit.unwrap_or(*REQUESTS.end());
+    let (mut bytes, mut depth, mut in_string, mut is_escaped) = (Vec::new(), 0_usize, false, false);
+    let (mut line, mut start) = (1_u64, 1_u64);
+    let object = |line: u64, value: &[u8], why: &str| {
+        let shown = &value[..value.len().min(256)];
+        bad(name, line, "(all)", Some(&String::from_utf8_lossy(shown)), why)
+    };
+    while left > 0 || limit.is_none() {
+        let part = input.fill_buf().map_err(|e| io_error(name, e))?;
+        if part.is_empty() {
+            return if bytes.is_empty() {
+                Ok(())
+            } else {
+                Err(object(start, &bytes, "a JSON object, which has an end"))
+            };
+        }
+        let (mut from, mut taken, mut is_whole) = (0, 0, false);
+        while taken < part.len() && !is_whole {
+            let byte = part[taken];
+            taken += 1;
+            line += u64::from(byte == b'\n');
+            match byte {
+                _ if is_escaped => is_escaped = false,
+                b'\\' if in_string => is_escaped = true,
+                b'"' if depth > 0 => in_string = !in_string,
+                _ if in_string => {}
+                b'{' if depth == 0 => (from, start, depth) = (taken - 1, line, 1),
+                b'{' | b'[' if depth > 0 => depth += 1,
+                b'}' | b']' if depth > 0 => {
+                    depth -= 1;
+                    is_whole = depth == 0;
+                }
+                // Between the elements of an array, and a mark of the order of bytes.
+                b'[' | b',' | b']' | b'\xef' | b'\xbb' | b'\xbf' => {}
+                byte if depth > 0 || byte.is_ascii_whitespace() => {}
+                _ => return Err(object(line, &part[taken - 1..], "a JSON object")),
+            }
+        }
+        if depth > 0 || is_whole {
+            bytes.extend_from_slice(&part[from..taken]);
+        }
+        if bytes.len() > MAX_OBJECT {
+            return Err(object(start, &bytes, &format!("an object of at most {} MiB", MAX_OBJECT >> 20)));
+        }
+        if is_whole {
+            left = one_less(name, left)?;
+            match serde_json::from_slice(&bytes) {
+                Ok(Value::Object(fields)) => each(&Row { name, line: start, cells: Cells::Json(&fields) })?,
+                _ => return Err(object(start, &bytes, "a JSON object")),
+            }
+            bytes.clear();
+        }
+        input.consume(taken);
+    }
+    Ok(())
+}
+
 pub(super) fn io_error(name: &str, source: io::Error) -> TraceError {
     TraceError::Io { name: name.to_owned(), source }
 }
