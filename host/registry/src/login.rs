@@ -49,10 +49,9 @@ fn files(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> Vec<PathBuf> {
     let home = folder("HOME");
     let in_home = |path: &str| home.as_ref().map(|home| home.join(path));
     let docker = folder("DOCKER_CONFIG").or_else(|| in_home(".docker"));
-    let run = folder("XDG_RUNTIME_DIR").unwrap_or_else(|| format!("/run/containers/{uid}").into());
-    let podman = match var("XDG_RUNTIME_DIR") {
-        Some(_) => run.join("containers/auth.json"),
-        None => run.join("auth.json"),
+    let podman = match folder("XDG_RUNTIME_DIR") {
+        Some(run) => run.join("containers/auth.json"),
+        None => format!("/run/containers/{uid}/auth.json").into(),
     };
     let config = folder("XDG_CONFIG_HOME").or_else(|| in_home(".config"));
     let of_docker = ["config.json", ".dockerconfigjson", ".dockercfg"].map(|name| Some(docker.as_ref()?.join(name)));
