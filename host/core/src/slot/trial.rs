@@ -74,12 +74,11 @@ impl<K: SlotKind> Contender<K> {
     pub fn warm_up(&mut self) -> Result<Trial, TrialFault> {
         let trial = self.try_out()?;
         let handover = self.policy.snapshot().and_then(|state| self.policy.restore(&state));
-        match handover {
-            // A swap goes on without the state of a policy that keeps none, or is slow.
-            Err(fault) if !matches!(fault.kind, FaultKind::Init | FaultKind::Deadline) => {
-                return Err(TrialFault::Handover(fault));
-            }
-            _ => {}
+        // A swap goes on without the state of a policy that keeps none, or is slow.
+        if let Err(fault) = handover
+            && !matches!(fault.kind, FaultKind::Init | FaultKind::Deadline)
+        {
+            return Err(TrialFault::Handover(fault));
         }
         self.policy.start_anew().map_err(TrialFault::Restart)?;
         Ok(trial)
