@@ -15,6 +15,8 @@ from checks.run import RESULTS, ROOT, WORK, engine, output, say
 
 SUITE = ROOT / "python" / "tests" / "vllm" / "outputs"
 COST_PAIRS = 5
+# Of each pair.
+SEQUENCES = 20_000
 
 
 def suite(script: str, *args: str | Path) -> list[dict[str, Any]]:
@@ -94,6 +96,38 @@ def cost(_: int) -> Iterator[Figure]:
             yield over_pairs(f"{what}: time of the {name} a token, over the commit before", values, "x", bound)
 
 
+def whole(pairs: int) -> Iterator[Figure]:
+    """Random sequences: prompts that must stay whole, state blocks, requests that vLLM passes over."""
+    found = engine("repaired", sequences=SEQUENCES * pairs)
+    for wrong in found["wrong"][:20]:
+        say(f"  {wrong}")
+    wrong = len(found["wrong"])
+    yield Figure("prompts cut or stalled, and other limits broken", wrong, f"in {found['sequences']:,} sequences", "<= 0")
+    for row in found["passed"]:
+        bound = f"<= {row['bound_ms'] + 1000:g}"
+        yield Figure(f"{row['name']}: until it is over, stock {row['stock_ms']:.0f} ms", row["ms"], "ms", bound)
+
+
+def hybrid(pairs: int) -> Iterator[Figure]:
+    """TTFT of a hybrid model's prompts beside 300 answers, over stock: the real engine, and simulated ones."""
+    for block in (32, 64, 256):
+        ratios = []
+        for number in range(pairs):
+            # The order alternates.
+            order = ("stock", "native:balanced")[:: 1 if number % 2 else -1]
+            found = {scheduler: engine("hybrid", scheduler=scheduler, block=block) for scheduler in order}
+            ratios.append(found["native:balanced"]["ttft_p50_ms"] / found["stock"]["ttft_p50_ms"])
+        name = f"TTFT p50 over stock, real engine, state blocks of {found['stock']['state_block']} tokens"
+        yield over_pairs(name, ratios, "x", "<= 1.1")
+    for block in (528, 1056, 2112):
+        said = meridian(*HYBRID, "--block-tokens", str(block), "--seeds", seeds(pairs))
+        p50 = {run: [] for run in ("fcfs", "balanced")}
+        for run in said["runs"]:
+            p50[run["policy"]].append(run["metrics"]["ttft_ms"]["p50"])
+        ratios = [ours / own for ours, own in zip(p50["balanced"], p50["fcfs"], strict=True)]
+        yield over_pairs(f"TTFT p50 over stock, simulated 8b-h100, state blocks of {block} tokens", ratios, "x", "<= 1.1")
+
+
 PARTS: dict[str, Part] = {
     "equal": equal,
     # 100 requests of 2,000 sampled tokens, a seed each, in float32.
@@ -109,4 +143,6 @@ PARTS: dict[str, Part] = {
         Row("parsers of vLLM {vllm} that are followed or refused in a line", "right", "of {parsers}", ">= {parsers}"),
     ),
     "cost": cost,
+    "repair-whole": whole,
+    "repair-hybrid": hybrid,
 }

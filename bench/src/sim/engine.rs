@@ -82,11 +82,18 @@ impl Engine {
         let markers = Markers::new(vec![vec![THINK_START]], vec![vec![THINK_END]], vec![])
             .expect("two markers of one token are valid");
         let manages_kv = !is_stock && meridian.kv_memory.enabled;
-        let growth = KvGrowth { blocks_per_request: meridian.kv_memory.growth_blocks, ..KvGrowth::default() };
+        let groups = 1 + u32::from(config.state_blocks > 0);
+        let growth = KvGrowth { groups, blocks_per_request: meridian.kv_memory.growth_blocks, ..KvGrowth::default() };
         let growth = if manages_kv { growth } else { KvGrowth::default() };
         let preempts_for_waiting = meridian.scheduler.preempt_for_waiting;
-        let settings =
-            Settings { markers, block_tokens: config.block_tokens, simulates_time: true, ..Settings::default() };
+        let state_block = (config.state_blocks > 0).then_some(config.block_tokens);
+        let settings = Settings {
+            markers,
+            block_tokens: config.block_tokens,
+            state_block,
+            simulates_time: true,
+            ..Settings::default()
+        };
         let mut driver = Driver::new(meridian, settings, dispatch, eviction, budget);
         if manages_kv {
             driver.keep_answers_ahead(growth);
@@ -241,6 +248,7 @@ impl Engine {
             driver,
             pool,
             live,
+            token_budget: budget,
             prompt_limit,
             found,
             phases,
@@ -451,6 +459,7 @@ impl Engine {
                 let kept = (turn.next_tokens / self.config.block_tokens) as usize;
                 belady.note(&live.blocks, kept, now_ms + turn.next_gap_ms);
             }
+            self.pool.release(ranker(&mut self.belady, &mut self.driver), &mut live.state, now_ms);
             let (id, think_key) = (id_of(live.facts.index), live.think_key);
             if leaves {
                 let kept = self.keep(std::mem::take(&mut live.blocks));

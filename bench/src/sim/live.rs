@@ -58,6 +58,8 @@ pub(super) struct Live {
     pub(super) content: Content,
     pub(super) chain: Chain,
     pub(super) blocks: Vec<u32>,
+    /// Those in which a hybrid model keeps its state.
+    pub(super) state: Vec<u32>,
     pub(super) prompt_tokens: u32,
     /// Prompt, thinking and answer so far.
     pub(super) known_tokens: u32,
@@ -85,6 +87,7 @@ impl Live {
             content,
             chain: Chain::default(),
             blocks: Vec::new(),
+            state: Vec::new(),
             prompt_tokens,
             known_tokens: prompt_tokens,
             computed_tokens: 0,

@@ -62,6 +62,9 @@ pub struct EngineConfig {
     pub kv_blocks: u32,
     /// Tokens of a KV block.
     pub block_tokens: u32,
+    /// KV blocks in which a request keeps its state, of a hybrid model (Mamba, GDN): prompts are then computed in whole
+    /// blocks. 0 for a model without such layers.
+    pub state_blocks: u32,
     /// Full blocks stay for later prompts.
     pub prefix_caching: bool,
     /// Bytes of the KV of one token, which a handoff moves; 0 if not known.
@@ -81,6 +84,26 @@ impl EngineConfig {
     }
 }
 
+impl EngineConfig {
+    /// Of `tokens` of a prompt from `start` on, those that a step of at most `most` tokens computes, when the request has
+    /// `known` tokens: parts end with a block, and so does the last but one (vllm/v1/core/sched/scheduler.py:
+    /// `_mamba_block_aligned_split`).
+    #[must_use]
+    pub(crate) fn whole_blocks(&self, start: u32, tokens: u32, known: u32, most: u32) -> u32 {
+        if self.state_blocks == 0 || start + 1 >= known {
+            return tokens;
+        }
+        let floor = |end: u32| end / self.block_tokens * self.block_tokens;
+        let mut end = start + tokens;
+        if end < known && (floor(end) > start || self.block_tokens <= most) {
+            end = floor(end);
+        }
+        let last = floor(known - 1);
+        let stop = if start < last { end.min(last) } else { end };
+        stop.saturating_sub(start)
+    }
+}
+
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
@@ -95,9 +118,36 @@ impl Default for EngineConfig {
             max_num_queued_reqs: 0,
             kv_blocks: 65_536,
             block_tokens: 16,
+            state_blocks: 0,
             prefix_caching: true,
             kv_token_bytes: 0.0,
             jitter: Arc::new([]),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// vLLM's `_mamba_block_aligned_split` for blocks of 528 tokens.
+    #[test]
+    fn a_hybrid_model_computes_its_prompts_in_whole_blocks() {
+        let engine = EngineConfig { block_tokens: 528, state_blocks: 1, ..EngineConfig::default() };
+        // Start, tokens, known tokens, tokens of the step -> tokens that are computed.
+        let cases = [
+            ((0, 1600, 1600, 2048), 1584),
+            ((1584, 16, 1600, 2048), 16),
+            ((0, 700, 1600, 2048), 528),
+            ((528, 527, 1600, 2048), 0),
+            ((528, 400, 1600, 500), 400),
+            ((0, 1056, 1056, 2048), 528),
+            ((0, 20, 20, 2048), 20),
+            ((1600, 1, 1601, 2048), 1),
+        ];
+        for ((start, tokens, known, most), computed) in cases {
+            assert_eq!(engine.whole_blocks(start, tokens, known, most), computed, "{start}, {tokens} of {known}");
+        }
+        assert_eq!(EngineConfig::default().whole_blocks(0, 700, 1600, 2048), 700);
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct Serving<'a> {
     pub(super) driver: &'a mut Driver,
     pub(super) pool: &'a mut Pool,
     pub(super) live: &'a mut [Option<Box<Live>>],
+    /// Most tokens of the step.
+    pub(super) token_budget: u32,
     /// Most tokens of one prompt.
     pub(super) prompt_limit: u32,
     /// Room for the blocks that the prefix cache has.
@@ -45,7 +47,12 @@ fn of(live: &mut [Option<Box<Live>>], row: RowId) -> &mut Live {
 }
 
 /// What running requests have yet to take for prompts, and Meridian's admission leaves to them.
-fn blocks_of_prompts(live: &[Option<Box<Live>>], running: &[RowId], block_tokens: u32) -> u32 {
+fn blocks_of_prompts(live: &[Option<Box<Live>>], running: &[RowId], config: &EngineConfig) -> u32 {
+    if config.state_blocks > 0 {
+        // As for all models whose layers take blocks in groups.
+        return 0;
+    }
+    let block_tokens = config.block_tokens;
     let live = running.iter().filter_map(|row| live[row.index()].as_deref());
     let missing = |live: &Live| live.known_tokens.div_ceil(block_tokens).saturating_sub(live.blocks.len() as u32);
     live.filter(|live| live.known_tokens - live.computed_tokens > 1).map(missing).sum()
@@ -55,6 +62,11 @@ impl EngineStep for Serving<'_> {
     fn needed_tokens(&mut self, row: RowId) -> u32 {
         let live = self.live[row.index()].as_deref().expect("a request of the queues is live");
         (live.known_tokens - live.computed_tokens).min(self.prompt_limit)
+    }
+
+    fn units(&mut self, row: RowId, tokens: u32) -> u32 {
+        let live = self.live[row.index()].as_deref().expect("a request of the queues is live");
+        self.config.whole_blocks(live.computed_tokens, tokens, live.known_tokens, self.token_budget)
     }
 
     fn grow(&mut self, row: RowId, tokens: u32) -> bool {
@@ -98,6 +110,7 @@ impl EngineStep for Serving<'_> {
         }
         let own_blocks = self.pool.unshared(&live.blocks);
         self.pool.release(ranker(self.belady, self.driver), &mut live.blocks, self.now_ms);
+        self.pool.release(ranker(self.belady, self.driver), &mut live.state, self.now_ms);
         live.computed_tokens = 0;
         live.chain = Chain::default();
         live.preemptions += 1;
@@ -113,14 +126,18 @@ impl EngineStep for Serving<'_> {
         // One that comes from another engine lacks its last token only.
         let cached = if kept.is_some() { live.known_tokens - 1 } else { chain.blocks * block_tokens };
         let tokens = (live.known_tokens - cached).min(self.prompt_limit).min(most);
+        let tokens = self.config.whole_blocks(cached, tokens, live.known_tokens, self.token_budget);
+        if tokens == 0 {
+            return None;
+        }
         let revived = self.found.iter().filter(|block| self.pool.is_free(**block)).count() as u32;
         let known = if self.config.scheduler_reserve_full_isl { live.known_tokens } else { cached + tokens };
-        let whole = known.div_ceil(block_tokens) - chain.blocks + revived;
+        let whole = known.div_ceil(block_tokens) - chain.blocks + revived + self.config.state_blocks;
         let watermark = if running.is_empty() { 0 } else { self.reserve };
         // One whose KV another engine sends waits for no room that prompts need.
         let fits = |more: u32| whole + watermark + more <= self.pool.free();
         let keeps_room = self.manages_kv && kept.is_none();
-        if !fits(0) || keeps_room && !fits(blocks_of_prompts(self.live, running, block_tokens)) {
+        if !fits(0) || keeps_room && !fits(blocks_of_prompts(self.live, running, self.config)) {
             return None;
         }
         let live = of(self.live, row);
@@ -131,6 +148,9 @@ impl EngineStep for Serving<'_> {
         live.computed_tokens = cached;
         let needed = (cached + tokens).div_ceil(block_tokens) - chain.blocks;
         self.pool.take(needed, self.now_ms, &mut live.blocks);
+        if self.config.state_blocks > 0 {
+            self.pool.take(self.config.state_blocks, self.now_ms, &mut live.state);
+        }
         match kept {
             Some(kept) => {
                 live.moves.kept = None;

@@ -275,8 +275,8 @@ def add(
 
 
 def fails_if_split(request: Request) -> bool:
-    """Whether vLLM's model runner on a CPU fails at a part of this request's prompt: it has a seed, and a CPU's generators
-    have no offset (vllm/v1/worker/gpu_model_runner.py: `generator.set_offset`)."""
+    """Whether vLLM's model runner on a CPU fails at a part of this request's prompt: it has a seed, and a CPU's
+    generators have no offset (vllm/v1/worker/gpu_model_runner.py: `generator.set_offset`)."""
     return request.sampling_params is not None and request.sampling_params.seed is not None
 
 

@@ -64,8 +64,8 @@ class State(_Base):
     _meridian_refused: tuple[tuple[int, EngineCoreOutput], ...] = ()
     _meridian_decode_tokens = 1
     _meridian_diffuses = False
-    # The tokens that a lowered budget gave this step, where some prompts are computed in units of more than a token; and
-    # whether the last such step left a part of them, too little for a unit perhaps.
+    # The tokens that a lowered budget gave this step, where some prompts are computed in units of more than a token;
+    # and whether the last such step left a part of them, too little for a unit perhaps.
     _meridian_lowered_to = 0
     _meridian_left_tokens = False
     # vLLM's model runner fails at a part of a prompt whose request has a seed.

@@ -223,8 +223,8 @@ class Step(State):
         return could_admit or len(output.num_scheduled_tokens) < len(self.running)
 
     def _apply_caps(self, caps: dict[str, int], probes: set[str], own_budget: int) -> None:
-        """Make `schedule()` give each capped request at most its cap, a probe all or nothing, and no part of a prompt whose
-        split would end the engine, if a step of `own_budget` tokens could have all of it.
+        """Make `schedule()` give each capped request at most its cap, a probe all or nothing, and no part of a prompt
+        whose split would end the engine, if a step of `own_budget` tokens could have all of it.
 
         Requests that the plan leaves out stand behind the others, both in the running list and in the waiting queue. If
         no request before them can take a token (tokens in flight, a busy encoder), the step would be empty. Then
@@ -245,9 +245,14 @@ class Step(State):
             nonlocal served, overruled
             allowed = reserve(request, num_computed_tokens, num_new_tokens)
             try:
-                if self._meridian_fatal_splits and allowed < request.num_tokens - num_computed_tokens <= most:
-                    if fails_if_split(request) and not request.has_encoder_inputs:
-                        return 0
+                is_part = allowed < request.num_tokens - num_computed_tokens <= most
+                if (
+                    is_part
+                    and self._meridian_fatal_splits
+                    and fails_if_split(request)
+                    and not request.has_encoder_inputs
+                ):
+                    return 0
                 if serves_adapters and request.status != RequestStatus.RUNNING and self._stands_in_the_way(request):
                     return 0
                 if request.request_id in probes:

@@ -16,7 +16,6 @@ from meridian.vllm.kv import ends_in_flight
 from meridian.vllm.seams import admitted_first_name
 from random_engine import (
     ADAPTERS,
-    BLOCK_TOKENS,
     END,
     EPOCH_S,
     MAX_MODEL_LEN,
@@ -124,10 +123,7 @@ class Drive:
         while self.left and (self.rng.random() < 0.3 or not self.scheduler.requests):
             self.left -= 1
             self._arrive()
-        for name in [name for name, due in self.grammars_due.items() if due <= self.steps]:
-            del self.grammars_due[name]
-            if name in self.scheduler.requests:
-                self.requests[name].structured_output_request.grammar = AnyToken()
+        self._compile()
         what, place = self.rng.random(), self.rng.random()
         live = sorted(self.scheduler.requests, key=int)
         if self.feature.aborts and what < 0.03 and live:
@@ -142,6 +138,13 @@ class Drive:
             sessions = [name for name in live if self.requests[name].resumable]
             if sessions:
                 self._go_on(sessions[int(place * len(sessions))])
+
+    def _compile(self) -> None:
+        """Grammars that are due are compiled."""
+        for name in [name for name, due in self.grammars_due.items() if due <= self.steps]:
+            del self.grammars_due[name]
+            if name in self.scheduler.requests:
+                self.requests[name].structured_output_request.grammar = AnyToken()
 
     def _arrive(self) -> None:
         from vllm import SamplingParams
@@ -401,6 +404,8 @@ class Arrival:
     prompt_tokens: int
     answer_tokens: int
     adapter: int = 0
+    # Steps that its grammar takes to compile; 0 for none.
+    grammar_steps: int = 0
 
 
 @dataclass
@@ -414,17 +419,22 @@ class Scripted(Drive):
     def _events(self) -> None:
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import StructuredOutputsParams
 
+        self._compile()
         self.left = sum(arrival.step > self.steps for arrival in self.arrivals)
         for i, arrival in enumerate(self.arrivals):
             if arrival.step != self.steps:
                 continue
             name, adapter = str(i), arrival.adapter
             self.tokens[name] = []
+            grammar = StructuredOutputsParams(regex=".*") if arrival.grammar_steps else None
+            if grammar is not None:
+                self.grammars_due[name] = self.steps + arrival.grammar_steps
             self.requests[name] = self._request(
                 name,
                 [*self._random_tokens(arrival.prompt_tokens - 1), THINK],
-                SamplingParams(max_tokens=arrival.answer_tokens),
+                SamplingParams(max_tokens=arrival.answer_tokens, structured_outputs=grammar),
                 lora_request=LoRARequest(f"adapter-{adapter}", adapter, "nowhere") if adapter else None,
             )
             self.scheduler.add_request(self.requests[name])

@@ -92,7 +92,7 @@ FEATURES = (
     Feature("asynchronous-grammars-aborts", asynchronous=True, grammars=True, aborts=True),
     Feature("seeds", seeds=True),
     Feature("seeds-adapters-grammars-aborts", seeds=True, adapters=True, grammars=True, aborts=True),
-    Feature("seeds-connector-priority", seeds=True, connector=True, priority=True),
+    Feature("seeds-connector", seeds=True, connector=True),
     Feature("hybrid", hybrid=True),
     Feature("hybrid-asynchronous-adapters-aborts", hybrid=True, asynchronous=True, adapters=True, aborts=True),
     Feature("hybrid-grammars-priority", hybrid=True, grammars=True, priority=True),

@@ -31,7 +31,11 @@ def scripted(
     limits: Limits, arrivals: tuple[Arrival, ...], model: str, policy: Policy | None = None, hostile: Path = Path()
 ) -> tuple[Scripted, int]:
     """A scripted drive, and how many plans of the policy the host changed because they left nothing to run."""
-    feature = Feature("scripted", adapters=any(arrival.adapter for arrival in arrivals))
+    feature = Feature(
+        "scripted",
+        adapters=any(arrival.adapter for arrival in arrivals),
+        grammars=any(arrival.grammar_steps for arrival in arrivals),
+    )
     drive = Scripted(make_scheduler(feature, limits, model), feature, limits, 0, arrivals=arrivals)
     if policy is None:
         drive.run()
@@ -39,6 +43,23 @@ def scripted(
     with decided_by(policy, drive, hostile) as native:
         drive.run()
         return drive, 0 if native is None else native.stats()["idle_plans"]
+
+
+# One adapter at a time; requests of the first arrive all the time. Then comes one that vLLM passes over.
+CROWDED = Limits(seqs=8, tokens=64, blocks=200, adapters=1, encoder=0, long_prefill=0)
+CROWD = tuple(Arrival(step, 10, 12, adapter=1) for step in range(1, 400, 3))
+PASSED_OVER = {
+    "an adapter without a place": Arrival(20, 10, 4, adapter=2),
+    "a grammar in compilation": Arrival(20, 10, 4, grammar_steps=30),
+}
+
+
+def passed_over(lone: Arrival, model: str, policy: Policy | None = None) -> tuple[float, list[str]]:
+    """Milliseconds until that request is over, beside the crowd, and what should not have been."""
+    arrivals = tuple(sorted((*CROWD, lone), key=lambda arrival: arrival.step))
+    name = str(arrivals.index(lone))
+    drive, _ = scripted(CROWDED, arrivals, model, policy)
+    return drive.over_ms[name] - (drive.requests[name].arrival_time - EPOCH_S) * 1e3, drive.violations
 
 
 class Clock:

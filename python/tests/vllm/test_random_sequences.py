@@ -14,9 +14,10 @@ import pytest
 import vllm
 from meridian.vllm.bench.model import model_dir
 from random_drive import Arrival, Drive
-from random_engine import BLOCK_TOKENS, EPOCH_S, FEATURES, Feature, Limits, make_scheduler
+from random_engine import BLOCK_TOKENS, FEATURES, Feature, Limits, make_scheduler
 from random_sequences import (
     FCFS,
+    PASSED_OVER,
     POLICIES,
     STARVED,
     STARVED_ARRIVALS,
@@ -26,6 +27,7 @@ from random_sequences import (
     decided,
     decided_by,
     first_difference,
+    passed_over,
     scripted,
     stock,
 )
@@ -137,23 +139,16 @@ def test_adapters_of_requests_that_are_left_out_count(policy: Policy, model: str
     assert set(ours.over_ms) == {"0", "1", "2"}
 
 
-# One adapter at a time; requests of the first arrive all the time, one of the second once.
-CROWDED = Limits(seqs=8, tokens=64, blocks=200, adapters=1, encoder=0, long_prefill=0)
-LONE_STEP = 20
-CROWD = tuple(Arrival(step, 10, 12, adapter=1) for step in range(1, 400, 3))
-LONE = Arrival(LONE_STEP, 10, 4, adapter=2)
 DEFER_MS = 200.0
 
 
 @pytest.mark.parametrize("source", ["balanced", "output-first", "qoe", "srpt"])
 def test_an_adapter_without_a_place_gets_one(source: str, model: str) -> None:
-    arrivals = tuple(sorted((*CROWD, LONE), key=lambda arrival: arrival.step))
-    lone = str(arrivals.index(LONE))
-    reference, _ = scripted(CROWDED, arrivals, model)
-    ours, _ = scripted(CROWDED, arrivals, model, Policy(source, f"native:{source}", max_defer_ms=DEFER_MS))
-    assert ours.violations == []
-    waited = [drive.over_ms[lone] - (drive.requests[lone].arrival_time - EPOCH_S) * 1e3 for drive in (ours, reference)]
-    assert waited[0] <= DEFER_MS + 1000.0 < waited[1], "stock serves it when no other comes any more"
+    lone = PASSED_OVER["an adapter without a place"]
+    reference_ms, _ = passed_over(lone, model)
+    ours_ms, violations = passed_over(lone, model, Policy(source, f"native:{source}", max_defer_ms=DEFER_MS))
+    assert violations == []
+    assert ours_ms <= DEFER_MS + 1000.0 < reference_ms, "stock serves it when no other comes any more"
 
 
 def test_a_request_that_has_the_step_to_itself_is_not_kept_waiting(model: str) -> None:

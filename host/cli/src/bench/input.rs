@@ -370,6 +370,10 @@ pub(crate) struct EngineArgs {
     /// Divide the KV memory into blocks of this many tokens, instead of the engine's own size
     #[arg(long, value_name = "N")]
     block_tokens: Option<u32>,
+    /// Simulate a hybrid model: compute prompts in whole blocks (--block-tokens), and keep each request's state in this many
+    /// more of them
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    state_blocks: u32,
     /// Disable prefix caching
     #[arg(long)]
     no_prefix_caching: bool,
@@ -398,6 +402,7 @@ impl EngineArgs {
         }
         replace("--kv-blocks", self.kv_blocks, &KV_BLOCKS, &mut engine.kv_blocks)?;
         engine.long_prefill_token_threshold = self.long_prefill_token_threshold;
+        engine.state_blocks = within("--state-blocks", self.state_blocks, &(0..=64))?;
         engine.prefix_caching = !self.no_prefix_caching;
         let config = configured(self.config.as_deref())?;
         Ok((engine, name, config))
