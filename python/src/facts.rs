@@ -58,7 +58,7 @@ impl Engine {
     /// Free KV blocks that admission leaves for each running request.
     #[getter]
     fn growth_blocks(&self) -> f64 {
-        self.engine.drive().config().kv_memory.growth_blocks
+        self.engine.drive().growth_blocks()
     }
 
     /// The effective configuration it was made with, as JSON, and what relative paths in it are relative to.

@@ -26,7 +26,7 @@ impl Engine {
     /// that answer before those that do not.
     fn keep_answers_ahead(&self, groups: u32, lookahead_tokens: u32) {
         let driver = &mut *self.engine.drive();
-        let blocks_per_request = driver.config().kv_memory.growth_blocks;
+        let blocks_per_request = driver.growth_blocks();
         driver.keep_answers_ahead(KvGrowth { groups, lookahead_tokens, blocks_per_request });
     }
 

@@ -82,9 +82,6 @@ impl Engine {
         let markers = Markers::new(vec![vec![THINK_START]], vec![vec![THINK_END]], vec![])
             .expect("two markers of one token are valid");
         let manages_kv = !is_stock && meridian.kv_memory.enabled;
-        let groups = 1 + u32::from(config.state_blocks > 0);
-        let growth = KvGrowth { groups, blocks_per_request: meridian.kv_memory.growth_blocks, ..KvGrowth::default() };
-        let growth = if manages_kv { growth } else { KvGrowth::default() };
         let preempts_for_waiting = meridian.scheduler.preempt_for_waiting;
         let state_block = (config.state_blocks > 0).then_some(config.block_tokens);
         let settings = Settings {
@@ -95,7 +92,10 @@ impl Engine {
             ..Settings::default()
         };
         let mut driver = Driver::new(meridian, settings, dispatch, eviction, budget);
+        let mut growth = KvGrowth::default();
         if manages_kv {
+            growth.groups += u32::from(config.state_blocks > 0);
+            growth.blocks_per_request = driver.growth_blocks();
             driver.keep_answers_ahead(growth);
         }
         // vLLM keeps one block for itself: what is not there points to it.

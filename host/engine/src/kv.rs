@@ -68,7 +68,18 @@ struct Kept {
     has_connector: bool,
 }
 
+/// Tokens of a KV block in most engines: vLLM's default on GPUs.
+const USUAL_BLOCK_TOKENS: f64 = 16.0;
+
 impl Driver {
+    /// Free KV blocks that admission leaves for each running request: the configured number, or as many tokens where
+    /// those of a hybrid model are larger than [`USUAL_BLOCK_TOKENS`].
+    #[must_use]
+    pub fn growth_blocks(&self) -> f64 {
+        let larger = self.settings.state_block.map_or(1.0, |tokens| f64::from(tokens.max(1)) / USUAL_BLOCK_TOKENS);
+        self.config.kv_memory.growth_blocks / larger.max(1.0)
+    }
+
     /// Tell the planner that the engine preempts the last request in its running list. When a step may lack KV blocks,
     /// plans then put requests that answer before those that do not.
     pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {

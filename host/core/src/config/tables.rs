@@ -226,8 +226,8 @@ pub struct KvMemoryConfig {
     /// model's template strips old reasoning (`model.strips_reasoning`).
     pub evict_dead_thinking: Auto<bool>,
     /// Free KV blocks that admission leaves for the growth of each running request, in total at most a tenth of all
-    /// blocks. 0 leaves this to the engine. Without free blocks, the engine admits requests that it must preempt soon
-    /// after.
+    /// blocks; as many tokens in the larger blocks of a hybrid model. 0 leaves this to the engine. Without free blocks,
+    /// the engine admits requests that it must preempt soon after.
     #[schemars(range(min = 0, max = 1024))]
     pub growth_blocks: f64,
 }
