@@ -60,6 +60,10 @@ fn files(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> Vec<PathBuf> {
 }
 
 fn of_file(file: &Path, reference: &OciReference) -> Result<Option<Credentials>, String> {
+    if file.is_dir() {
+        // What a bind mount of a missing file leaves.
+        return Ok(None);
+    }
     let text = match read_regular_text(file, MAX_BYTES) {
         // Another user's home, perhaps.
         Err(error)

@@ -134,12 +134,12 @@ class Following(State):
 
     def _arrives(self, request: Request) -> None:
         if self._meridian is not None:
-            self._add(self._meridian, request, self._meridian_think)
+            self._add(self._meridian, request, self._meridian_arrivals.ms(request), self._meridian_think)
         if self._meridian_kv is not None:
             self._meridian_kv.request_arrives(request)
 
-    def _add(self, engine: _native.Engine, request: Request, think: ThinkHook | None = None) -> None:
-        add(engine, request, self._meridian_arrivals.ms(request), self._keeps_whole(request), think)
+    def _add(self, engine: _native.Engine, request: Request, arrival_ms: float, think: ThinkHook | None = None) -> None:
+        add(engine, request, arrival_ms, self._keeps_whole(request), think)
 
     def _keeps_whole(self, request: Request) -> bool:
         """Whether vLLM may not split this request's prompt into chunks."""
@@ -166,7 +166,7 @@ class Following(State):
         engine = self._meridian
         if engine is not None:
             engine.remove(session.request_id, "continues")
-            self._add(engine, session, self._meridian_think)
+            self._add(engine, session, time.monotonic() * 1e3, self._meridian_think)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         blocks = self._guard("counting the blocks of a preempted request", self._pauses, request)

@@ -132,9 +132,9 @@ class _Meridian(Step, Following):
         engine = self._meridian
         if engine is None:
             return
-        for request in self.requests.values():
-            self._add(engine, request)
         now_ms = time.monotonic() * 1e3
+        for request in self.requests.values():
+            self._add(engine, request, now_ms)
         told = [Generated(r.request_id, list(r.output_token_ids)) for r in self.requests.values()]
         engine.tokens([told], now_ms)
         computed = {request.request_id: request.num_computed_tokens for request in self.running}

@@ -70,8 +70,8 @@ class State(_Base):
     _meridian_left_tokens = False
     # vLLM's model runner fails at a part of a prompt whose request has a seed.
     _meridian_fatal_splits = False
-    # The adapter of an overdue request that finds no place; requests with others are not admitted.
-    _meridian_makes_room_for: int | None = None
+    # An overdue request whose adapter finds no place; requests behind it with other adapters are not admitted.
+    _meridian_makes_room_for: Request | None = None
     _meridian_steps_seen = 0
     _meridian_output_preemptions_logged = 0
     _meridian_block_pool: BlockPool

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.request import RequestStatus
@@ -195,11 +196,11 @@ class Step(State):
         # vLLM's own: a probe is no request of the engine.
         return think.offer(budget, seats, super(State, self).add_request)
 
-    def _lacks_place(self, overdue: list[Request]) -> int | None:
-        """The adapter of the first overdue request that has no place beside the adapters of running requests."""
+    def _lacks_place(self, overdue: list[Request]) -> Request | None:
+        """The first overdue request whose adapter has no place beside those of running requests."""
         if self.lora_config is None:
             return None
-        return next((cast("Any", r.lora_request).lora_int_id for r in overdue if not self._has_room_for(r)), None)
+        return next((request for request in overdue if not self._has_room_for(request)), None)
 
     def _has_room_for(self, request: Request) -> bool:
         """Whether the request's adapter has a place. vLLM counts the adapters of the requests in this step. Running
@@ -213,7 +214,10 @@ class Step(State):
     def _stands_in_the_way(self, request: Request) -> bool:
         """Whether a waiting request would keep the adapter of an overdue one from getting a place."""
         first = self._meridian_makes_room_for
-        return first is not None and request.lora_request is not None and request.lora_request.lora_int_id != first
+        if first is None or request.lora_request is None:
+            return False
+        is_behind = self.policy is not SchedulingPolicy.PRIORITY or request.priority >= first.priority
+        return is_behind and request.lora_request.lora_int_id != cast("Any", first.lora_request).lora_int_id
 
     def _leaves_tokens(self, output: SchedulerOutput) -> bool:
         """Whether a lowered budget was not used up, although requests could have taken tokens."""

@@ -340,7 +340,9 @@ class Drive:
                     if before <= start < after < start + image.mm_position.length and not is_used_up:
                         self.violates(f"request {name} got tokens {before}..{after}, which splits its image at {start}")
             missing, most = request.num_tokens - before, self.limits.long_prefill or self.limits.tokens
-            has_seed = not self.is_stock and request.sampling_params.seed is not None
+            # Stock splits it, and its model runner fails.
+            is_ours = not getattr(self.scheduler, "_meridian_stands_aside", True)
+            has_seed = is_ours and request.sampling_params.seed is not None
             if has_seed and tokens < missing <= min(most, self.limits.tokens):
                 self.violates(f"request {name} got {tokens} of {missing} missing tokens, which its seed does not bear")
             if not self.feature.chunked_prefill and not self.feature.images and after < request.num_prompt_tokens:

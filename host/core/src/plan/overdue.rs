@@ -94,6 +94,23 @@ impl Planner {
         });
         let first_waiting = |i: usize| self.plan.waiting_order.get(i).map_or(i, |from| *from as usize);
         let row_id_at = |i: usize| if i < running.len() { running[i] } else { waiting[i - running.len()] };
+        let reserved_blocks = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
+        let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks).saturating_sub(self.plan.prompt_blocks);
+        let block_tokens = self.block_tokens;
+        let blocks = |row_id: RowId| {
+            let known = row(row_id).map_or(0, RequestState::known_tokens);
+            block_tokens.map_or(0, |block_tokens| known.div_ceil(block_tokens))
+        };
+        // A prompt that must not be split, and that no step has room for beside all decodes, goes before them, all but one: they
+        // may be overdue in every step too.
+        let first = (overdue_waiting > 0).then(|| running.len() + first_waiting(0));
+        let with_one = |row_id: RowId| need(row_id).saturating_add(facts.decode_tokens.max(1));
+        let fits_alone = |row_id: RowId| is_whole(row_id) && with_one(row_id) <= engine_budget;
+        let lacks_room = |row_id: RowId| fits_alone(row_id) && need(row_id) > engine_budget.saturating_sub(decodes);
+        if let Some(i) = first.filter(|i| lacks_room(row_id_at(*i)) && blocks(row_id_at(*i)) <= blocks_left) {
+            reserved = least(row_id_at(i));
+            self.grants[i] = reserved;
+        }
         for &i in &overdue {
             // Requests before it are served first.
             let grant = within(row_id_at(i), share(row_id_at(i)).min(engine_budget - reserved));
@@ -108,32 +125,27 @@ impl Planner {
         // cache, so the plan tries it. While others run, the overdue waiting requests share one quantum: after a long
         // queue many are overdue at once, and a step full of their prompts would delay every answer.
         let mut for_waiting = if running.is_empty() { engine_budget } else { quantum };
-        // The least that the engine can compute may be more than that; each running request keeps room for a decode, but beside
-        // the first, which may find none in any step.
+        // The least that the engine can compute may be more than that; each running request keeps room for a decode.
         let not_granted = self.grants[..running.len()].iter().filter(|grant| **grant == 0).count();
         let decodes = u32::try_from(not_granted).unwrap_or(u32::MAX).saturating_mul(facts.decode_tokens.max(1));
-        let reserved_blocks = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
-        let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks).saturating_sub(self.plan.prompt_blocks);
         for i in (0..overdue_waiting).map(|i| running.len() + first_waiting(i)) {
             let row_id = row_id_at(i);
             let left = engine_budget - reserved;
-            let known = table.get(row_id).map_or(0, RequestState::known_tokens);
-            let blocks = self.block_tokens.map_or(0, |block_tokens| known.div_ceil(block_tokens));
-            let most = match least(row_id) {
-                least if is_whole(row_id) && least <= left.saturating_sub(decodes) => least,
-                least if !is_whole(row_id) && for_waiting > 0 => share(row_id).min(for_waiting.max(least)).min(left),
-                least if reserved == 0 && blocks <= blocks_left => least,
-                _ => 0,
-            };
-            let grant = within(row_id, most);
-            if grant == 0 {
+            if self.grants[i] == 0 {
+                let most = match least(row_id) {
+                    _ if is_whole(row_id) => left.saturating_sub(decodes),
+                    least if for_waiting > 0 => share(row_id).min(for_waiting.max(least)).min(left),
+                    _ => 0,
+                };
+                self.grants[i] = within(row_id, most);
+                reserved += self.grants[i];
+            }
+            if self.grants[i] == 0 {
                 break;
             }
-            self.grants[i] = grant;
             self.rescued.push(row_id);
-            reserved += grant;
-            for_waiting = for_waiting.saturating_sub(grant);
-            let Some(left) = blocks_left.checked_sub(blocks) else { break };
+            for_waiting = for_waiting.saturating_sub(self.grants[i]);
+            let Some(left) = blocks_left.checked_sub(blocks(row_id)) else { break };
             blocks_left = left;
             if let Some((turn, could_run)) = &mut self.has_its_turn {
                 *could_run |= *turn == row_id;

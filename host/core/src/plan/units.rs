@@ -36,8 +36,9 @@ impl Units {
         let least = self.least(row);
         match self.state_block {
             _ if most >= needed => needed,
+            // The engine splits it where it can.
+            _ if row.needs_whole_prefill(self.decode_tokens) && needed > self.step_tokens => most,
             _ if most < least => 0,
-            _ if row.needs_whole_prefill(self.decode_tokens) => least,
             Some(block) => most - (most - least) % block,
             None => most,
         }
