@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -65,6 +66,17 @@ def engine(name: str, **options: Any) -> dict[str, Any]:
     """What `checks.engine.NAME` measures on the real engine, in a process of its own."""
     given = [f"{key}={json.dumps(value, default=str)}" for key, value in options.items()]
     return lines(sys.executable, "-m", "checks.engine", name, *given)[-1]
+
+
+def tests(label: str, *args: str | Path) -> tuple[int, int]:
+    """Run tests of pytest; returns how many passed, and of how many."""
+    report = WORK / f"{label}.xml"
+    options = ("-q", "-c", ROOT / "python" / "pyproject.toml", "--rootdir", ROOT, "--junitxml", report)
+    env = {"MERIDIAN_TOKENIZERS": fetched("tokenizers")}
+    output(sys.executable, "-m", "pytest", *options, *args, env=env, most_code=1)
+    counts = next(ElementTree.parse(report).iter("testsuite")).attrib
+    ran = int(counts["tests"]) - int(counts["skipped"])
+    return ran - int(counts["failures"]) - int(counts["errors"]), ran
 
 
 def meridian(*args: str | Path) -> dict[str, Any]:

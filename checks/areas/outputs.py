@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.figures import Figure, Part, Row, over_pairs, table
-from checks.run import RESULTS, ROOT, WORK, engine, meridian, output, say
+from checks.run import RESULTS, ROOT, WORK, engine, meridian, output, say, tests
 
 SUITE = ROOT / "python" / "tests" / "vllm" / "outputs"
 COST_PAIRS = 5
@@ -96,6 +96,20 @@ def cost(_: int) -> Iterator[Figure]:
             yield over_pairs(f"{what}: time of the {name} a token, over the commit before", values, "x", bound)
 
 
+def kept(_: int) -> Iterator[Figure]:
+    """Clocks of front ends, wrappers of other plug-ins, and budgets beside masks."""
+    for what, file in (
+        ("clocks from -3,600 to 3,600 s off: refusals, arrivals and histograms as without", "test_clocks.py"),
+        ("wrappers of other plug-ins, over 1,000 steps, swaps, attach and detach", "test_wrappers.py"),
+        ("limits beside masks, beams and tools: hold, or HTTP 400", "test_budget_limits.py"),
+    ):
+        passed, ran = tests(f"repair-{file}", SUITE.parent / file)
+        yield Figure(f"{what}: tests passed", passed, f"of {ran}", f">= {ran}")
+    rows = suite("run", "--engine", "parser", "--engine", "in reasoning", "--way", "offline")
+    differing = sum(not row["equal"] for row in rows)
+    yield Figure("nothing set, budgets and masks: situations that differ", differing, f"of {len(rows)}", "<= 0")
+
+
 def whole(pairs: int) -> Iterator[Figure]:
     """Random sequences: prompts that must stay whole, state blocks, requests that vLLM passes over."""
     found = engine("repaired", sequences=SEQUENCES * pairs)
@@ -159,6 +173,7 @@ PARTS: dict[str, Part] = {
         Row("parsers of vLLM {vllm} that are followed or refused in a line", "right", "of {parsers}", ">= {parsers}"),
     ),
     "cost": cost,
+    "repair-kept": kept,
     "repair-whole": whole,
     "repair-hybrid": hybrid,
 }

@@ -6,14 +6,13 @@ import json
 import shutil
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from typing import Any
 
 from checks.areas.outputs import suite
 from checks.areas.setup import VERSIONS
 from checks.figures import Figure, Part, Row, table
-from checks.run import POLICIES, ROOT, WORK, engine, fetched, lines, output, say
+from checks.run import POLICIES, ROOT, WORK, engine, fetched, lines, output, say, tests
 
 TESTS = ROOT / "python" / "tests" / "vllm"
 # The option of the tests, and what it is in a figure.
@@ -25,18 +24,9 @@ BUDGETS_OF_EACH = 36
 def suites(_: int) -> Iterator[Figure]:
     """The tests of the scheduler's seams, the same for both ways."""
     for option, shown in ADAPTERS.items():
-        report = WORK / f"seams-{option}.xml"
-        args = ("-q", "-c", ROOT / "python" / "pyproject.toml", "--rootdir", ROOT, "--junitxml", report)
-        output(
-            *(sys.executable, "-m", "pytest", *args, "--seams", option),
-            *(TESTS / "test_seams.py", TESTS / "test_random_sequences.py"),
-            env={"MERIDIAN_TOKENIZERS": fetched("tokenizers")},
-            most_code=1,
-        )
-        counts = next(ElementTree.parse(report).iter("testsuite")).attrib
-        ran = int(counts["tests"]) - int(counts["skipped"])
-        failed = int(counts["failures"]) + int(counts["errors"])
-        yield Figure(f"tests of the seams {shown}: passed", ran - failed, f"of {ran}", f">= {ran}")
+        files = (TESTS / "test_seams.py", TESTS / "test_random_sequences.py")
+        passed, ran = tests(f"seams-{option}", "--seams", option, *files)
+        yield Figure(f"tests of the seams {shown}: passed", passed, f"of {ran}", f">= {ran}")
 
 
 def steps(_: int) -> Iterator[Figure]:
