@@ -165,8 +165,10 @@ impl Planner {
                 continue;
             }
             let row_id = row_id_at(i);
-            let most = if left > 0 && is_whole(row_id) { unreserved } else { left };
-            let grant = within(row_id, self.caps.get(i).copied().unwrap_or(u32::MAX).min(most));
+            let cap = self.caps.get(i).copied().unwrap_or(u32::MAX);
+            // With less than it needs, it has the engine's whole budget to itself, as in stock.
+            let is_last = left > 0 && is_whole(row_id);
+            let grant = if is_last { need(row_id).min(cap).min(unreserved) } else { within(row_id, cap.min(left)) };
             self.grants[i] = grant;
             left = left.saturating_sub(grant);
             unreserved -= grant;

@@ -34,13 +34,18 @@ impl Units {
     pub(super) fn within(self, row: &RequestState, most: u32) -> u32 {
         let needed = row.needed_tokens(self.decode_tokens);
         let least = self.least(row);
+        let is_whole = row.needs_whole_prefill(self.decode_tokens);
         match self.state_block {
             _ if most >= needed => needed,
-            // The engine splits it where it can.
-            _ if row.needs_whole_prefill(self.decode_tokens) && needed > self.step_tokens => most,
-            _ if most < least => 0,
-            Some(block) => most - (most - least) % block,
-            None => most,
+            Some(block) if needed > self.decode_tokens && !is_whole => {
+                if most < least {
+                    0
+                } else {
+                    most - (most - least) % block
+                }
+            }
+            _ if is_whole && most < least => 0,
+            _ => most,
         }
     }
 
