@@ -73,7 +73,7 @@ const USUAL_BLOCK_TOKENS: f64 = 16.0;
 
 impl Driver {
     /// Free KV blocks that admission leaves for each running request: the configured number, or as many tokens where
-    /// those of a hybrid model are larger than [`USUAL_BLOCK_TOKENS`].
+    /// those of a hybrid model are larger than 16 tokens.
     #[must_use]
     pub fn growth_blocks(&self) -> f64 {
         let larger = self.settings.state_block.map_or(1.0, |tokens| f64::from(tokens.max(1)) / USUAL_BLOCK_TOKENS);
