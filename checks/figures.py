@@ -9,8 +9,25 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 COMPARISONS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge}
-# A part of an area: its figures, for so many pairs of runs, or seeds.
-Part = Callable[[int], Iterator["Figure"]]
+# Measures figures, for so many pairs of runs, or seeds.
+Measure = Callable[[int], Iterator["Figure"]]
+# The form of a measurement: the whole of it, or a smaller size with the same names.
+LONG, QUICK = "long", "quick"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an area.
+
+    `subject` names the files that its figures are about: paths of the repository, folders, or patterns of paths. A kept
+    figure is stale once one of them has changed. `quick` measures the same figures, or some of them, in a smaller size;
+    `quick_s` is the time that it is expected to take on two cores.
+    """
+
+    measure: Measure
+    subject: tuple[str, ...]
+    quick: Measure | None = None
+    quick_s: int = 0
 
 
 def rounded(value: float) -> float:
@@ -36,20 +53,23 @@ class Figure:
         comparison, limit = self.bound.split()
         return bool(COMPARISONS[comparison](self.value, float(limit)))
 
-    def record(self, area: str, part: str) -> dict[str, Any]:
+    def record(self, area: str, part: str, form: str = LONG) -> dict[str, Any]:
         """The line of a figure."""
         bound = None
         if self.bound is not None:
             comparison, limit = self.bound.split()
             bound = f"{comparison} {float(limit):g}"
+        chosen = f"ONLY={area} PART={part}" if form == LONG else f"ONLY={QUICK} PART={area}-{part}"
         line: dict[str, Any] = {
             "area": area,
+            "part": part,
+            "form": form,
             "name": self.name,
             "value": rounded(self.value),
             "unit": self.unit,
             "bound": bound,
             "holds": self.holds(),
-            "command": f"make figures ONLY={area} PART={part}",
+            "command": f"make figures {chosen}",
         }
         if self.low is not None and self.high is not None:
             line |= {"low": rounded(self.low), "high": rounded(self.high)}
@@ -99,8 +119,8 @@ def read(measured: Mapping[str, Any], rows: Iterable[Row]) -> Iterator[Figure]:
     return (row.figure(measured) for row in rows)
 
 
-def table(measure: Callable[[int], Iterable[Mapping[str, Any]]], *rows: Row) -> Part:
-    """A part that measures objects, and reads the same rows from each."""
+def table(measure: Callable[[int], Iterable[Mapping[str, Any]]], *rows: Row) -> Measure:
+    """Measures objects, and reads the same rows from each."""
 
     def part(pairs: int) -> Iterator[Figure]:
         for measured in measure(pairs):
@@ -111,9 +131,9 @@ def table(measure: Callable[[int], Iterable[Mapping[str, Any]]], *rows: Row) -> 
 
 def printed(
     measure: Callable[[], Iterable[Mapping[str, Any]]], prefix: str = "", bounds: Mapping[str, str] | None = None
-) -> Part:
-    """A part whose figures a program prints, one JSON line each with name, value and unit. `bounds` are by the end of a
-    name, where the program itself prints none."""
+) -> Measure:
+    """Figures that a program prints, one JSON line each with name, value and unit. `bounds` are by the end of a name,
+    where the program itself prints none."""
 
     def part(_: int) -> Iterator[Figure]:
         for line in measure():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,10 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 WORK = ROOT / "target" / "figures"
 POLICIES = ROOT / "target" / "policies"
-HOSTILE = ROOT / "target" / "hostile"
 RELEASE = ROOT / "target" / "release"
 MERIDIAN = RELEASE / "meridian"
 DOCS = ROOT / "docs" / "src"
+# Random sequences of vLLM's scheduler and KV cache manager, without a model.
+DRIVES = ROOT / "python" / "tests" / "vllm"
 # Recorded traces are not part of the repository.
 TRACES = Path(os.environ.get("MERIDIAN_TRACES") or ROOT.parent / "shared" / "data")
 SERVEGEN = TRACES / "servegen_r1.csv"
@@ -62,10 +64,10 @@ def fetched(name: str) -> str:
     return output(ROOT / "scripts" / "fetch.sh", name)
 
 
-def engine(name: str, **options: Any) -> dict[str, Any]:
-    """What `checks.engine.NAME` measures on the real engine, in a process of its own."""
+def engine(module: str, environment: Mapping[str, str] | None = None, **options: Any) -> dict[str, Any]:
+    """What a module of `checks.engine` measures on the real engine, in a process of its own."""
     given = [f"{key}={json.dumps(value, default=str)}" for key, value in options.items()]
-    return lines(sys.executable, "-m", "checks.engine", name, *given)[-1]
+    return lines(sys.executable, "-m", "checks.engine", module, *given, env=environment)[-1]
 
 
 def tests(label: str, *args: str | Path) -> tuple[int, int]:
@@ -134,6 +136,32 @@ def preemptions(metrics: Mapping[str, Any]) -> float:
     return sum(metrics[f"preemptions_{phase}"] for phase in ("prefill", "think", "output"))
 
 
+def before() -> Path | None:
+    """`MERIDIAN_BEFORE`: a folder with builds of the commit to compare with. It has the package (`meridian/`, or a copy
+    of `python/meridian` named `py` with the library beside it as `lib_native.so`) and the command (`meridian`, or
+    `bin/meridian` beside a package)."""
+    given = os.environ.get("MERIDIAN_BEFORE")
+    return Path(given).resolve() if given else None
+
+
+def package_of(folder: Path) -> Path:
+    """What `PYTHONPATH` must be for the package of that folder."""
+    if (folder / "meridian" / "__init__.py").is_file():
+        return folder
+    made = WORK / "package-before"
+    shutil.rmtree(made, ignore_errors=True)
+    shutil.copytree(folder / "py", made / "meridian")
+    shutil.copy(folder / "lib_native.so", made / "meridian" / "_native.abi3.so")
+    return made
+
+
+def command_of(folder: Path) -> Path:
+    """The command of that folder."""
+    found = folder / "meridian"
+    return found if found.is_file() else folder / "bin" / "meridian"
+
+
+@cache
 def provenance() -> dict[str, str]:
     """Commit and machine of a measurement."""
     # Results of this very run, and the tables that it writes, do not make the tree another one.

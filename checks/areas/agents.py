@@ -1,22 +1,20 @@
-"""Sessions of coding agents: policies in the simulator against stock vLLM and a ceiling, and in the real engine; urgent
-requests, and the cost of it all."""
+"""Sessions of coding agents, for the area `levels`: policies in the simulator against stock vLLM and a ceiling, and the
+real engine, with vLLM's offloading too."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 from typing import Any
 
-from checks.figures import Figure, Part, Row, over_pairs, ranged, table
+from checks.figures import Figure, over_pairs, ranged
 from checks.report import markdown, write_table
-from checks.run import MERIDIAN, RESULTS, SERVEGEN, TRACES, WORK, engine, output, say
+from checks.run import TRACES, engine, meridian
 
 TRACE = TRACES / "agentic_sessions.jsonl"
 STOCK, DEFAULT, BELADY = "stock", "balanced", "belady"
@@ -31,6 +29,8 @@ ENGINES = {
     "8b-a100": (391_696, (4, 8, 16, 32)),
     "32b-h200": (261_296, (4, 8, 16, 32)),
 }
+# Where a third to two thirds of the sessions fit.
+QUICK_CELLS = (("7b-h100", 16), ("8b-h200", 16), ("8b-a100", 8), ("32b-h200", 4))
 # How long users take between two turns, of what they took.
 USER_GAPS = (0.1, 1.0)
 # Order of admission, then order of eviction.
@@ -65,9 +65,8 @@ BOUNDS = {"session_mean_s": "<= 0.75", "session_p95_s": "<= 0.85", "computed_aga
 
 def replayed(*args: str, policies: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The metrics of `meridian bench replay`, the baseline's first."""
-    args += tuple(word for policy in policies for word in ("--policy", policy))
-    say(f"  meridian bench replay {' '.join(args)}")
-    return [run["metrics"] for run in json.loads(output(MERIDIAN, "--json", "bench", "replay", *args))["runs"]]
+    named = (word for policy in policies for word in ("--policy", policy))
+    return [run["metrics"] for run in meridian("bench", "replay", *args, *named)["runs"]]
 
 
 @dataclass(frozen=True)
@@ -82,41 +81,30 @@ class Cell:
         """Of what the sessions have on average, the part that fits into the KV memory."""
         return ENGINES[self.engine][0] / (self.at_once * tokens_of_a_session())
 
-    def run(self) -> dict[str, dict[str, float]]:
-        """The metrics of stock, of the policies, and of the ceiling, by name. With MERIDIAN_REUSE_RUNS only those are
-        simulated that were not kept: the simulator gives the same again."""
+    def run(self, zoo: dict[str, str]) -> dict[str, dict[str, float]]:
+        """The metrics of stock and of these policies, by name."""
+        return dict(zip((STOCK, *zoo), self.replay(policies=list(zoo.values())), strict=True))
+
+    def replay(self, *more: str, policies: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """The metrics of the baseline and of these policies."""
         args = ("--trace", str(TRACE), "--part", PART, "--engine", self.engine, "--block-tokens", str(BLOCK_TOKENS))
         args += ("--at-once", str(self.at_once), "--scale-user-gaps", str(self.user_gaps))
+        runs = replayed(*args, *more, policies=policies)
+        for metrics in runs:
+            metrics["needed_tokens"] = metrics["computed_again_tokens"] - metrics["recomputed_tokens"]
+            metrics["gpu_h"] = metrics["busy"] * metrics["makespan_s"] / metrics["sessions"] / 3600
+        return runs
 
-        def run(*more: str, policies: Sequence[str] = ()) -> list[dict[str, Any]]:
-            runs = replayed(*args, *more, policies=policies)
-            for metrics in runs:
-                metrics["needed_tokens"] = metrics["computed_again_tokens"] - metrics["recomputed_tokens"]
-                metrics["gpu_h"] = metrics["busy"] * metrics["makespan_s"] / metrics["sessions"] / 3600
-            return runs
-
-        found = dict(kept_runs().get(self, {})) if os.environ.get("MERIDIAN_REUSE_RUNS") else {}
-        missing = [name for name in ZOO if name not in found]
-        if missing or STOCK not in found:
-            runs = run(policies=[ZOO[name] for name in missing])
-            found |= dict(zip((STOCK, *missing), runs, strict=True))
-        if PINNED not in found:
-            (found[PINNED],) = run("--admit-sessions", "pinned", "--baseline", "dispatch=fcfs")
-        if CEILING not in found:
-            let_in = sorted({max(1, round(part * self.fits() * self.at_once)) for part in LET_IN})
-            few = [found[BELADY]]
-            for most in (most for most in let_in if most < self.at_once):
-                few += run("--admit-sessions", str(most), "--baseline", ZOO[BELADY])
-            found[CEILING] = min(few, key=lambda metrics: metrics["session_mean_s"])
+    def run_all(self) -> dict[str, dict[str, float]]:
+        """Those of the whole zoo, of pinned sessions, and of the ceiling."""
+        found = self.run(ZOO)
+        (found[PINNED],) = self.replay("--admit-sessions", "pinned", "--baseline", "dispatch=fcfs")
+        let_in = sorted({max(1, round(part * self.fits() * self.at_once)) for part in LET_IN})
+        few = [found[BELADY]]
+        for most in (most for most in let_in if most < self.at_once):
+            few += self.replay("--admit-sessions", str(most), "--baseline", ZOO[BELADY])
+        found[CEILING] = min(few, key=lambda metrics: metrics["session_mean_s"])
         return found
-
-
-@cache
-def kept_runs() -> dict[Cell, dict[str, dict[str, float]]]:
-    """What was kept of each cell, by the name of the run."""
-    kept = RESULTS / "agents.json"
-    rows = json.loads(kept.read_text()) if kept.exists() else []
-    return {Cell(row["engine"], row["at_once"], row["user_gaps"]): row["runs"] for row in rows}
 
 
 @cache
@@ -131,58 +119,69 @@ def ratio(ours: float, stock: float) -> float:
     return 1.0 if ours == stock else ours / stock if stock > 0 else float("inf")
 
 
+Runs = dict[Cell, dict[str, dict[str, float]]]
+
+
+def together(cells: list[Cell], run: Callable[[Cell], dict[str, dict[str, float]]]) -> Runs:
+    """The runs of cells, as many at once as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(cells, pool.map(run, cells), strict=True))
+
+
 def grid(_: int) -> Iterator[Figure]:
     """Sessions at once in engines with vLLM's defaults, from all that fit to a few, under every policy."""
     cells = [Cell(e, n, gaps) for e, (_, at_once) in ENGINES.items() for n in at_once for gaps in USER_GAPS]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = dict(zip(cells, pool.map(Cell.run, cells), strict=True))
+    runs = together(cells, Cell.run_all)
+    yield from judged(runs)
+    write_tables(runs)
+
+
+def grid_quick(_: int) -> Iterator[Figure]:
+    """The default beside stock, where a third to two thirds of the sessions fit."""
+    cells = [Cell(engine, at_once, USER_GAPS[0]) for engine, at_once in QUICK_CELLS]
+    yield from judged(together(cells, lambda cell: cell.run({DEFAULT: ZOO[DEFAULT]})))
+
+
+def judged(runs: Runs) -> Iterator[Figure]:
+    """Policies over stock, by how many of the sessions fit."""
     groups = {
-        "a third to two thirds fit": [cell for cell in cells if 1 / 3 <= cell.fits() <= 2 / 3],
-        "less than a third fits": [cell for cell in cells if cell.fits() < 1 / 3],
-        "more than two thirds fit": [cell for cell in cells if 2 / 3 < cell.fits() < 1.5],
-        "all fit": [cell for cell in cells if cell.fits() >= 1.5],
+        "a third to two thirds fit": [cell for cell in runs if 1 / 3 <= cell.fits() <= 2 / 3],
+        "less than a third fits": [cell for cell in runs if cell.fits() < 1 / 3],
+        "more than two thirds fit": [cell for cell in runs if 2 / 3 < cell.fits() < 1.5],
+        "all fit": [cell for cell in runs if cell.fits() >= 1.5],
     }
+    names = [name for name in next(iter(runs.values())) if name != STOCK]
 
     def over(cell: Cell, name: str, key: str, base: str = STOCK) -> float:
         return ratio(runs[cell][name][key], runs[cell][base][key])
 
     for group, members in groups.items():
-        for name in (*ZOO, PINNED, CEILING):
+        unit = f"ratio, lowest and highest of {len(members)} cells"
+        for name in names if members else ():
             ours = name == DEFAULT
             for key in METRICS if ours else ("session_mean_s", "computed_again_tokens"):
                 bounds = BOUNDS if ours and group.startswith("a third") else {}
                 if ours and group == "all fit" and key == "session_mean_s":
                     bounds = {key: "<= 1.02"}
                 values = [over(cell, name, key) for cell in members]
-                what = f"{len(members)} cells where {group}: {name}: {METRICS[key]} over stock"
-                yield ranged(what, values, "ratio, lowest and highest", bounds.get(key))
-        values = [over(cell, DEFAULT, "session_mean_s", CEILING) for cell in members]
-        bound = "<= 1.15" if group.startswith("a third") else None
-        what = f"{len(members)} cells where {group}: {DEFAULT}: completion, mean, over the ceiling's"
-        yield ranged(what, values, "ratio, lowest and highest", bound)
-    all_of = f"{len(cells)} cells: {DEFAULT}"
-    attained = [runs[cell][DEFAULT]["slo_attainment"] - runs[cell][STOCK]["slo_attainment"] for cell in cells]
-    yield ranged(f"{all_of}: turns in time, above stock", attained, "share of all, lowest and highest")
-    worst = max(over(cell, DEFAULT, "session_mean_s") for cell in cells)
-    yield Figure(f"{all_of}: completion, mean, over stock, the worst", worst, "ratio", "<= 1.02")
-    more = max(runs[cell][DEFAULT]["preemptions_prefill"] - runs[cell][STOCK]["preemptions_prefill"] for cell in cells)
-    yield Figure(f"{all_of}: preemptions of prompts beyond stock's, at most", more, "preemptions", "<= 0")
-    again = max(over(cell, DEFAULT, "recomputed_tokens") for cell in cells)
-    yield Figure(f"{all_of}: tokens computed again after preemption over stock, at most", again, "ratio", "<= 1.05")
-    keys = (*METRICS, "hit_rate", "slo_attainment", "preemptions_prefill", "recomputed_tokens")
-    rows = [
-        {
-            **asdict(cell),
-            "fits": cell.fits(),
-            "runs": {name: {key: of[key] for key in keys} for name, of in found.items()},
-        }
-        for cell, found in runs.items()
-    ]
-    (RESULTS / "agents.json").write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    write_tables(runs)
+                yield ranged(f"cells where {group}: {name}: {METRICS[key]} over stock", values, unit, bounds.get(key))
+        if members and CEILING in names:
+            values = [over(cell, DEFAULT, "session_mean_s", CEILING) for cell in members]
+            bound = "<= 1.15" if group.startswith("a third") else None
+            yield ranged(f"cells where {group}: {DEFAULT}: completion, mean, over the ceiling's", values, unit, bound)
+    attained = [of[DEFAULT]["slo_attainment"] - of[STOCK]["slo_attainment"] for of in runs.values()]
+    unit = f"share of all, lowest and highest of {len(runs)} cells"
+    yield ranged(f"all cells: {DEFAULT}: turns in time, above stock", attained, unit)
+    worst = max(over(cell, DEFAULT, "session_mean_s") for cell in runs)
+    yield Figure(f"all cells: {DEFAULT}: completion, mean, over stock, the worst", worst, "ratio", "<= 1.02")
+    more = max(of[DEFAULT]["preemptions_prefill"] - of[STOCK]["preemptions_prefill"] for of in runs.values())
+    yield Figure(f"all cells: {DEFAULT}: preemptions of prompts beyond stock's, at most", more, "preemptions", "<= 0")
+    again = max(over(cell, DEFAULT, "recomputed_tokens") for cell in runs)
+    what = "tokens computed again after preemption over stock, at most"
+    yield Figure(f"all cells: {DEFAULT}: {what}", again, "ratio", "<= 1.05")
 
 
-def write_tables(runs: dict[Cell, dict[str, dict[str, float]]]) -> None:
+def write_tables(runs: Runs) -> None:
     """The tables of the book: how long sessions take under each policy, and more of the default."""
     others = [name for name in (*ZOO, PINNED, CEILING) if name != DEFAULT]
     completion, more = [], []
@@ -199,102 +198,6 @@ def write_tables(runs: dict[Cell, dict[str, dict[str, float]]]) -> None:
     write_table("results", "agents", markdown((*head, DEFAULT, *others), completion))
     titles = ("completion p50", "p95", "computed again", "hit rate", "TTFT p50, s", "TTFT p99, s", "GPU hours")
     write_table("results", "agents-default", markdown((*head, *titles), more))
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sessions that are generated: turns and tokens in the mean, seconds until a tool answers and until a user does."""
-
-    turns: int
-    first_tokens: int
-    added_tokens: int
-    output_tokens: int
-    tool_s: float
-    user_s: float
-    tool_turns: float
-    """Share of the turns that stop for a tool."""
-
-    def write(self, sessions: int = 70) -> tuple[str, float]:
-        """Write sessions in the form of the trace; the file, and the share of their prompts' tokens that the turn
-        before had."""
-        rng = random.Random(repr(self))
-        prompts = new = 0
-        lines = []
-        for number in range(sessions):
-            tokens, at_s, rows = round(rng.lognormvariate(0.0, 0.5) * self.first_tokens / 1.13), 0.0, []
-            new += tokens
-            for turn in range(max(2, round(rng.gauss(self.turns, self.turns / 4)))):
-                gap_s = 0.0
-                if turn > 0:
-                    added = round(rng.expovariate(1.0) * self.added_tokens)
-                    tokens, new = tokens + added, new + added
-                    gap_s = rng.expovariate(1.0) * (self.tool_s if rows[-1][5] == "tool_use" else self.user_s)
-                at_s += gap_s
-                stop = "tool_use" if rng.random() < self.tool_turns else "end_turn"
-                blocks = [[1, max(1, tokens // BLOCK_TOKENS)]]
-                rows.append([round(at_s, 1), tokens, self.output_tokens, 1.0, round(gap_s, 1), stop, 1, blocks])
-                prompts += tokens
-            about = {"id": f"generated_{number:04}", "block_size": BLOCK_TOKENS, "system_tokens": 0, "tool_tokens": 0}
-            lines.append(json.dumps({**about, "requests": rows}))
-        path = WORK / f"agents-shape-{hashlib.sha256(repr(self).encode()).hexdigest()[:8]}.jsonl"
-        path.write_text("\n".join(lines) + "\n")
-        return str(path), 1.0 - new / prompts
-
-
-# Of Copilot's traces (arXiv 2608.00101) one figure is known: 86 % of the prompts' tokens are in the cache. Of chats
-# such as Bailian's, that a step carries their prompts. The rest is made up.
-SHAPES = {
-    "agents of 86 % cached prompts": Shape(12, 16_000, 6_200, 400, 6.0, 60.0, 0.85),
-    "chats": Shape(5, 1_200, 700, 600, 0.0, 60.0, 0.0),
-}
-SHAPES_AT_ONCE = {"agents of 86 % cached prompts": (8, 16, 32), "chats": (70,)}
-
-
-def shapes(_: int) -> Iterator[Figure]:
-    """Generated sessions of other shapes than the trace's, on the engine with the least KV memory for its tokens."""
-    policies = (DEFAULT, "lpm", "next-use", BELADY)
-    for name, shape in SHAPES.items():
-        path, cached = shape.write()
-        yield Figure(f"{name}: tokens of prompts that the turn before had", cached, "share")
-        for at_once in SHAPES_AT_ONCE[name]:
-            args = ("--trace", path, "--engine", "32b-h200", "--block-tokens", str(BLOCK_TOKENS))
-            args += ("--at-once", str(at_once))
-            stock, *runs = replayed(*args, policies=[ZOO[policy] for policy in policies])
-            for policy, found in zip(policies, runs, strict=True):
-                keys = METRICS if policy == DEFAULT else ("session_mean_s",)
-                for key in keys:
-                    if key in stock:
-                        what = f"{name}, {at_once} at once: {policy}: {METRICS[key]} over stock"
-                        bound = "<= 1.02" if (policy, key) == (DEFAULT, "session_mean_s") else None
-                        yield Figure(what, ratio(found[key], stock[key]), "ratio", bound)
-
-
-# Traffic without sessions of agents, where nothing may be lost: rates below and above what stock completes.
-OTHERS = {
-    "ServeGen": (("--trace", str(SERVEGEN), "--requests", "3000", "--engine", "7b-h100"), ("2.1", "2.6")),
-    "multi-turn": (("--workload", "multi-turn", "--requests", "2000", "--engine", "8b-a100"), ("0.5", "1.5")),
-}
-NO_WORSE = ("ttft_p50_ms", "ttfo_p50_ms", "ttfo_p99_ms", "itl_output_p99_ms", "e2e_mean_ms", "throughput_tok_s")
-
-
-def others(_: int) -> Iterator[Figure]:
-    """ServeGen and multi-turn: the policies against stock vLLM. `tiered-lru` tells the effect of eviction from that of
-    Meridian's other rules for KV memory."""
-    policies = ("tiered-lru", "cost-aware", "next-use")
-    every = len(policies) + 1
-    for name, (args, rates) in OTHERS.items():
-        for rate in rates:
-            evictions = [f"dispatch=fcfs,eviction={policy}" for policy in policies]
-            runs = replayed(*args, "--rate", rate, "--seeds", "1,2", policies=evictions)
-            for number, policy in enumerate(policies, 1):
-                pairs = list(zip(runs[number::every], runs[::every], strict=True))
-                bound = "<= 1.02" if policy != "tiered-lru" else None
-                for key in NO_WORSE:
-                    inverse = key == "throughput_tok_s"
-                    ratios = [b[key] / a[key] if inverse else a[key] / b[key] for a, b in pairs]
-                    what = "throughput, inverse" if inverse else key
-                    title = f"{name}, {rate}/s: {policy}: {what} over stock"
-                    yield ranged(title, ratios, "ratio, lowest and highest", bound)
 
 
 # In the real engine; float32, so that outputs can be compared. Half of the sessions fit, on average.
@@ -346,78 +249,3 @@ def offloaded(pairs: int) -> Iterator[Figure]:
         for key, what in (("completion_mean_s", "completion mean"), ("ttft_p50_ms", "TTFT p50")):
             yield over_pairs(f"{title}: {what} over stock with it", [over(key)(pair) for pair in found], "ratio")
         yield from hits_and_outputs(title, found, "stock with it")
-
-
-def urgents(_: int) -> list[dict[str, Any]]:
-    """An urgent request's first token while the engine is full, against vLLM's own priority policy."""
-    stock = engine("urgent_requests", scheduler="stock")
-    return [{"stock": stock, "ours": engine("urgent_requests", scheduler="native:priority", preempt=True)}]
-
-
-def blocks_of_prompts(_: int) -> Iterator[Figure]:
-    """Who is preempted when a long prompt and short requests run short of blocks; steps that are empty for it."""
-    found = engine("preemptions")
-    title = "a prompt of 32,000 tokens beside 50 short requests"
-    yield Figure(f"{title}: its time to the end over stock, at most", max(found["over"]), "ratio", "<= 1.1")
-    yield Figure(f"{title}: its preemptions", found["preemptions"], "preemptions", "<= 0")
-    what = f"violations in {found['sequences']:,} random sequences, empty steps among them"
-    yield Figure(what, len(found["violations"]), "violations", "<= 0")
-
-
-def of_zoo(script: str, *names: str, **options: Any) -> list[dict[str, Any]]:
-    """A script under some policies."""
-    return [{"name": name, **engine(script, eviction=f"native:{name}", **options)} for name in names]
-
-
-PARTS: dict[str, Part] = {
-    "grid": grid,
-    "shapes": shapes,
-    "others": others,
-    "engine": closed_loop,
-    "offload": offloaded,
-    "prompts": blocks_of_prompts,
-    # The invariants of the block pool over many requests, under policies whose order depends on time.
-    "accounting": table(
-        lambda _: of_zoo("pool_soak", "cost-aware", "ttl", requests=50_000),
-        Row("block pool, {name}: requests", "requests", "requests", ">= 5e4"),
-        Row("block pool, {name}: violations", "violations", "violations", "<= 0"),
-    ),
-    "urgent": table(
-        urgents,
-        Row("urgent: TTFT p99, stock", "stock.urgent_ttft_p99_ms", "ms"),
-        Row("urgent: TTFT p99, Meridian", "ours.urgent_ttft_p99_ms", "ms"),
-        Row("urgent: TTFT p99 over stock", over("urgent_ttft_p99_ms"), "ratio", "<= 0.1"),
-        Row("urgent: throughput over stock", over("throughput_tok_s"), "ratio", ">= 0.97"),
-        Row("urgent: most preemptions of a request", "ours.most_preemptions_of_a_request", "preemptions", "<= 3"),
-        Row("urgent: preemptions", "ours.preemptions", "preemptions"),
-        Row(
-            "urgent: requests whose outputs differ",
-            lambda m: differing(m["stock"]["outputs"], m["ours"]["outputs"]),
-            "of {stock[requests]} requests",
-            "<= 0",
-        ),
-    ),
-    "memory": table(
-        lambda _: [engine("many_turns", turns=1_000_000)],
-        Row(
-            "host, {turns} turns of {sessions} sessions: memory beyond that of the first 200,000",
-            "growth_mib",
-            "MiB",
-            "<= 16",
-        ),
-        Row("host, {turns} turns: blocks evicted", "evictions", "blocks", ">= 1e6"),
-        Row("host: memory after 200,000 turns", "settled_mib", "MiB"),
-    ),
-    # Meridian's share of a step with 1e5 cached blocks and 2,000 sessions.
-    "cost": table(
-        lambda _: [
-            *({"seats": 128, **found} for found in of_zoo("step_share", "tiered-lru", "cost-aware", "ttl")),
-            *({"seats": 1024, **found} for found in of_zoo("step_share", "tiered-lru", seats=1024, steps=100)),
-        ],
-        Row("cost, {name}, {seats} seats: share of a step", "share_of_step", "ratio", "<= 0.03"),
-        Row("cost, {name}, {seats} seats: own time of a step, mean", "own_ms_mean", "ms"),
-        Row("cost, {name}, {seats} seats: own time of a step, p99", "own_ms_p99", "ms"),
-        Row("cost, {name}, {seats} seats: step, median", "step_ms_p50", "ms"),
-        Row("cost, {name}, {seats} seats: cached blocks", "cached_blocks", "blocks", ">= 1e5"),
-    ),
-}

@@ -1,4 +1,4 @@
-"""The book: its size, its sentences, the commands that a test runs, and the names that its reference explains."""
+"""The book: its size, its sentences, the commands that a test runs; and the age of README's figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 
 from checks.figures import Figure, Part
-from checks.run import DOCS, MERIDIAN, ROOT, output
+from checks.report import age
+from checks.run import DOCS, ROOT, output
 
 # What is no prose: comments, generated tables, commands, other tables, headings; and the marks of links and code.
 _TABLES = re.compile(r"<!-- ([a-z-]+(?::[\w-]+)?) -->.*?<!-- /\1 -->", re.S)
@@ -46,53 +47,23 @@ def commands(_: int) -> Iterator[Figure]:
     yield Figure("of these, run by a test", run / total, "share", ">= 0.8")
 
 
-def _sections(page: str, title: str) -> dict[str, str]:
-    """The texts of a page of the reference by their headings, which are code that matches `title`."""
-    found = re.findall(rf"^##+ `({title})`.*?$(.*?)(?=^##+ `|\Z)", (DOCS / page).read_text(), re.M | re.S)
-    return dict(found)
+MOST_BEHIND, MOST_LINES = 30, 7000
 
 
-def names(_: int) -> Iterator[Figure]:
-    """Names that a user can write, as the command itself lists them, in the pages that explain them.
-
-    Defaults and limits are generated into these pages; tests compare them, metrics, routes and fields of requests.
-    """
-    sys.path.insert(0, str(ROOT / "python" / "tests"))
-    from surface import named  # pyright: ignore[reportMissingImports]
-
-    shipped = (ROOT / "policies" / "shipped" / "README.md").read_text()
-    commands = _sections("command-line.md", r"meridian[^`]*")
-    tables = _sections("configuration.md", r"\[[^`]*")
-    # The page begins with the options that every command has.
-    commands["meridian"] = (DOCS / "command-line.md").read_text().partition("\n## ")[0] + "".join(commands.values())
-    found = named(MERIDIAN)
-    groups = {" ".join(name.split()[1:-1]) for name in found if name.startswith("command ")}
-    total, absent = 0, []
-    for name in found:
-        kind, what = name.split(" ", 1)
-        last = what.split()[-1]
-        owner = what.removesuffix(last).rstrip()
-        if kind == "option":
-            # Options of a group are those of its commands.
-            of_group = "".join(text for command, text in commands.items() if command.startswith(f"{owner} "))
-            text = commands.get(owner) or (of_group if owner in groups else "")
-            explained = re.search(rf"(?<![\w-]){re.escape(last)}(?![\w-])", text) is not None
-        elif kind == "config":
-            path, *values = what.split(" = ")
-            *inside, field = path.split(".")
-            text = "".join(text for title, text in tables.items() if title.startswith("[" + ".".join(inside)))
-            is_field = f"`{field}`" in text and all(value in text for value in values)
-            explained = is_field or any(f"[{what}" in title for title in tables)
-        elif kind == "policy":
-            explained = f"\n### {last.removeprefix('native:')}\n" in shipped
-        else:
-            continue
-        total += 1
-        absent += [] if explained else [name]
-    yield Figure("options, fields and policies of the code", total, "names")
-    yield Figure("of these, not in the page that explains them", len(absent), "names", "<= 0")
-    for name in absent:
-        print(f"not explained: {name}", file=sys.stderr)
+def figures(_: int) -> Iterator[Figure]:
+    """Figures themselves: README's rows and their commits, and the size of what measures them."""
+    found = age()
+    yield Figure("rows of README that are stale or were not measured", found["left_out"], f"of {found['rows']}", "<= 0")
+    yield Figure("commits that README's figures are of", found["commits"], "commits", "<= 1")
+    yield Figure("commits since the oldest of them", found["behind"], "commits", f"<= {MOST_BEHIND}")
+    lines = sum(path.read_text().count("\n") for path in (ROOT / "checks").rglob("*.py"))
+    yield Figure("lines of checks/", lines, "lines", f"<= {MOST_LINES}")
 
 
-PARTS: dict[str, Part] = {"size": size, "commands": commands, "names": names}
+PAGES = ("docs/src", "README.md")
+
+PARTS: dict[str, Part] = {
+    "size": Part(size, PAGES, size, 1),
+    "commands": Part(commands, (*PAGES, "scripts/check_commands.py"), commands, 2),
+    "figures": Part(figures, ("checks",), figures, 2),
+}

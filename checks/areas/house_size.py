@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-import io
 import re
 import subprocess
-import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -41,18 +39,6 @@ def of_folder(root: Path) -> dict[str, str]:
     is_checkout = listed.returncode == 0 and (root / ".git").exists()
     paths = listed.stdout.split("\0") if is_checkout else (str(path.relative_to(root)) for path in root.rglob("*"))
     return {path: (root / path).read_text() for path in paths if _counts(path) and (root / path).is_file()}
-
-
-def of_commit(root: Path, commit: str) -> dict[str, str]:
-    """The same of a commit."""
-    archive = subprocess.run(("git", "archive", commit), cwd=root, capture_output=True, check=True).stdout
-    texts = {}
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-        for member in opened:
-            content = opened.extractfile(member) if _counts(member.name) else None
-            if content is not None:
-                texts[member.name] = content.read().decode()
-    return texts
 
 
 def _counts(path: str) -> bool:

@@ -1,22 +1,28 @@
-"""Nothing set, nothing changed: outputs of vLLM with both classes of Meridian and no configuration, against its own."""
+"""Nothing set, nothing changed; budgets end at their token in every form of serving; and what was repaired stays so."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from checks.figures import Figure, Part, Row, over_pairs, table
-from checks.run import RESULTS, ROOT, WORK, engine, meridian, output, say, tests
+from checks.run import POLICIES, ROOT, WORK, engine, meridian, output, say, tests
 
 SUITE = ROOT / "python" / "tests" / "vllm" / "outputs"
-COST_PAIRS = 5
-# Of each pair.
+SERVING = ("python/meridian/vllm", "python/src", "host/core/src", "host/engine/src")
+PLANNING = ("python/meridian/vllm", "host/core/src", "policies/shipped/src")
+# Of each pair of the random sequences.
 SEQUENCES = 20_000
+# Engines whose situations come first, and ways in which they run: a minute.
+QUICK_ENGINES = ("parser", "in reasoning", "tight")
+QUICK_WAYS = ("offline", "offline async")
+# The engines that hold one thing each for long: 200,000 sampled tokens, and a thought beyond every limit.
+LONGER = ("sampled", "long thought")
+# Times the kinds of requests: a thousand on Model Runner V2.
+BUDGETS, BUDGETS_OF_RUNNER_V2 = 1000, 36
 
 
 def suite(script: str, *args: str | Path) -> list[dict[str, Any]]:
@@ -26,74 +32,61 @@ def suite(script: str, *args: str | Path) -> list[dict[str, Any]]:
     return json.loads(made.read_text())
 
 
-def equal(_: int) -> Iterator[Figure]:
-    """The equality suite: situations whose outputs are equal in every way in which they run."""
-    rows = suite("run")
-    kept = [{key: row[key] for key in ("name", "group", "ways", "equal")} for row in rows]
-    (RESULTS / "outputs-equal.json").write_text(json.dumps(kept, indent=1) + "\n")
+def words(option: str, values: tuple[str, ...]) -> list[str]:
+    """An option for the command line, once for each value."""
+    return [word for value in values for word in (option, value)]
+
+
+def equality(rows: list[dict[str, Any]], prefix: str = "") -> Iterator[Figure]:
+    """Situations with equal outputs in every way in which they run."""
     differing = [row for row in rows if not row["equal"]]
     for row in differing:
         for way, where in row["differences"].items():
             say(f"  {row['name']}, {way}: {where}")
     count, ways = len(rows), sum(len(row["ways"]) for row in rows)
-    yield Figure("situations", count, "situations", ">= 60")
-    yield Figure("situations with equal outputs", count - len(differing), f"of {count}", f">= {count}")
-    bad_ways = sum(len(row["differences"]) for row in rows)
-    yield Figure("situations times ways that differ", bad_ways, f"of {ways}", "<= 0")
-    for row in differing:
-        yield Figure(f"differs: {row['name']}", len(row["differences"]), f"of {len(row['ways'])} ways", "<= 0")
+    yield Figure(f"{prefix}situations with equal outputs", count - len(differing), f"of {count}", f">= {count}")
+    wrong = sum(len(row["differences"]) for row in rows)
+    yield Figure(f"{prefix}situations times ways that differ", wrong, f"of {ways}", "<= 0")
 
 
-def by_token(what: str) -> list[dict[str, Any]]:
-    """Requests of one engine that is too long for the suite, token by token."""
-    kept = WORK / f"outputs-{what.replace(' ', '-')}"
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir(parents=True)
-    suite("run", "--keep", kept, "--engine", what)
-    sides: list[list[list[int]]] = []
-    for side in ("a", "b"):
-        path = kept / "00" / side / "answers.json"
-        answers = next(iter(json.loads(path.read_text()).values()), []) if path.exists() else []
-        if not answers:
-            sys.exit(f"error: {path}: no answers, see log.txt beside it")
-        sides.append([answer["outputs"][0]["ids"] for answer in answers])
-    pairs = list(zip(*sides, strict=True))
-    missing = sum(abs(len(one) - len(other)) for one, other in pairs)
-    return [
-        {
-            "tokens": sum(len(one) for one, _ in pairs),
-            "differing": missing + sum(a != b for pair in pairs for a, b in zip(*pair, strict=False)),
-            "requests_differing": sum(one != other for one, other in pairs),
-            "requests": len(pairs),
-        }
-    ]
+def equal(_: int) -> Iterator[Figure]:
+    """The whole equality suite."""
+    rows = suite("run")
+    yield Figure("situations", len(rows), "situations", ">= 60")
+    yield from equality(rows)
+    yield from equality(suite("run", *words("--engine", LONGER)), "long outputs: ")
 
 
-def rows_by_token(what: str, least: int) -> tuple[Row, ...]:
-    """The figures of such requests."""
-    return (
-        Row(f"{what}: tokens", "tokens", "tokens", f">= {least}"),
-        Row(f"{what}: tokens that differ", "differing", "of {tokens:,}", "<= 0"),
-        Row(f"{what}: requests that differ", "requests_differing", "of {requests}", "<= 0"),
-    )
+def equal_quick(_: int) -> Iterator[Figure]:
+    """Three of its engines."""
+    yield from equality(suite("run", *words("--engine", QUICK_ENGINES), *words("--way", QUICK_WAYS)))
 
 
-def cost(_: int) -> Iterator[Figure]:
-    """Time a token over the commit before, whose package is in the folder `MERIDIAN_BEFORE`."""
-    before = os.environ.get("MERIDIAN_BEFORE")
-    if not before:
-        sys.exit("error: MERIDIAN_BEFORE: not set, expected a folder with the package of the commit before")
-    for what, budgets, bound in (("nothing set", False, "<= 1"), ("budgets", True, "<= 1.03")):
-        ratios: dict[str, list[float]] = {"scheduler": [], "processor": []}
-        for number in range(COST_PAIRS):
-            say(f"  cost, {what}: pair {number + 1} of {COST_PAIRS}")
-            # The order alternates.
-            paths = ("", before) if number % 2 else (before, "")
-            us = {path: engine("token_cost", budgets=budgets, package=path) for path in paths}
-            for name, values in ratios.items():
-                values.append(us[""][name] / us[before][name])
-        for name, values in ratios.items():
-            yield over_pairs(f"{what}: time of the {name} a token, over the commit before", values, "x", bound)
+def runner_v2(_: int) -> Iterator[Figure]:
+    """Model Runner V2 with its kernels interpreted: outputs with nothing set, and budgets."""
+    from checks.engine.cpu import REPLACED
+
+    names = ", ".join(name for _, name in REPLACED)
+    yield Figure(f"Model Runner V2: functions that are replaced ({names})", len(REPLACED), "functions", "<= 1")
+    yield from equality(suite("run", "--runner", "v2"), "Model Runner V2: ")
+    yield from asked("Model Runner V2: requests whose budget is right", BUDGETS_OF_RUNNER_V2, "--runner", "v2")
+
+
+def asked(name: str, count: int, *args: str) -> Iterator[Figure]:
+    """Requests that ask for a budget, or whose operator does, so many of each kind."""
+    rows = suite("asked", "--count", str(count), *args)
+    for row in rows:
+        if row["right"] != row["requests"]:
+            say(f"  {row['name']}: {row['wrong']}")
+    right, sent = (sum(row[key] for row in rows) for key in ("right", "requests"))
+    yield Figure(name, right, f"of {sent}", f">= {sent}")
+
+
+def parallel(_: int) -> list[dict[str, Any]]:
+    """Each form of serving."""
+    from checks.engine.parallel import FORMS
+
+    return [engine("parallel", component=POLICIES / "fair-share.wasm", form=form) for form in FORMS]
 
 
 def kept(_: int) -> Iterator[Figure]:
@@ -110,18 +103,41 @@ def kept(_: int) -> Iterator[Figure]:
     yield Figure("nothing set, budgets and masks: situations that differ", differing, f"of {len(rows)}", "<= 0")
 
 
-def whole(pairs: int) -> Iterator[Figure]:
+def whole(pairs: int, sequences: int = SEQUENCES) -> Iterator[Figure]:
     """Random sequences: prompts that must stay whole, state blocks, requests that vLLM passes over."""
-    found = engine("repaired", sequences=SEQUENCES * pairs)
+    found = engine("repaired", sequences=sequences * pairs)
     for wrong in found["wrong"][:20]:
         say(f"  {wrong}")
-    wrong = len(found["wrong"])
+    count = len(found["wrong"])
     yield Figure(
-        "prompts cut or stalled, and other limits broken", wrong, f"in {found['sequences']:,} sequences", "<= 0"
+        "prompts cut or stalled, and other limits broken", count, f"in {found['sequences']:,} sequences", "<= 0"
     )
     for row in found["passed"]:
         bound = f"<= {row['bound_ms'] + 1000:g}"
         yield Figure(f"{row['name']}: until it is over, stock {row['stock_ms']:.0f} ms", row["ms"], "ms", bound)
+
+
+def hybrid(pairs: int) -> Iterator[Figure]:
+    """TTFT of a hybrid model's prompts beside 300 answers, over stock: the real engine, and simulated ones."""
+    for block in (32, 64, 256):
+        ratios = []
+        for number in range(pairs):
+            # The order alternates.
+            order = ("stock", "native:balanced")[:: 1 if number % 2 else -1]
+            found = {scheduler: engine("hybrid", scheduler=scheduler, block=block) for scheduler in order}
+            ratios.append(found["native:balanced"]["ttft_p50_ms"] / found["stock"]["ttft_p50_ms"])
+        yield over_pairs(f"TTFT p50 over stock, real engine, blocks of at least {block} tokens", ratios, "x", "<= 1.1")
+    yield from hybrid_simulated(pairs)
+
+
+def hybrid_simulated(_: int) -> Iterator[Figure]:
+    """The same on simulated engines."""
+    for block in (272, 528, 1056):
+        for state_blocks, what in ((1, f"state blocks of {block} tokens"), (0, f"blocks of {block} tokens, no state")):
+            p50, itl = simulated(block, state_blocks)
+            bound = "<= 1.1" if state_blocks else None
+            yield Figure(f"TTFO p50 of prompts over stock, simulated 8b-h200, {what}", p50, "x", bound)
+            yield Figure(f"gap between tokens p99 over stock, simulated 8b-h200, {what}", itl, "x")
 
 
 def simulated(block: int, state_blocks: int) -> tuple[float, float]:
@@ -140,40 +156,22 @@ def simulated(block: int, state_blocks: int) -> tuple[float, float]:
     return p50 / own_p50, itl / own_itl
 
 
-def hybrid(pairs: int) -> Iterator[Figure]:
-    """TTFT of a hybrid model's prompts beside 300 answers, over stock: the real engine, and simulated ones."""
-    for block in (32, 64, 256):
-        ratios = []
-        for number in range(pairs):
-            # The order alternates.
-            order = ("stock", "native:balanced")[:: 1 if number % 2 else -1]
-            found = {scheduler: engine("hybrid", scheduler=scheduler, block=block) for scheduler in order}
-            ratios.append(found["native:balanced"]["ttft_p50_ms"] / found["stock"]["ttft_p50_ms"])
-        yield over_pairs(f"TTFT p50 over stock, real engine, blocks of at least {block} tokens", ratios, "x", "<= 1.1")
-    for block in (272, 528, 1056):
-        for state_blocks, what in ((1, f"state blocks of {block} tokens"), (0, f"blocks of {block} tokens, no state")):
-            p50, itl = simulated(block, state_blocks)
-            bound = "<= 1.1" if state_blocks else None
-            yield Figure(f"TTFO p50 of prompts over stock, simulated 8b-h200, {what}", p50, "x", bound)
-            yield Figure(f"gap between tokens p99 over stock, simulated 8b-h200, {what}", itl, "x")
-
-
 PARTS: dict[str, Part] = {
-    "equal": equal,
-    # 100 requests of 2,000 sampled tokens, a seed each, in float32.
-    "sampled": table(lambda _: by_token("sampled"), *rows_by_token("sampled", 200_000)),
-    # One thought that is longer than any limit that Meridian has ever set by itself.
-    "thought": table(lambda _: by_token("long thought"), *rows_by_token("a long thought", 33_000)),
-    # Requests that ask for a budget, or whose operator does: each row of `asked.py`.
-    "budgets": table(
-        lambda _: suite("asked", "--count", "1000"), Row("right: {name}", "right", "of {requests}", ">= {requests}")
+    "equal": Part(equal, SERVING, equal_quick, 90),
+    "budgets": Part(lambda _: asked("requests whose budget is right", BUDGETS), SERVING),
+    "runner-v2": Part(runner_v2, SERVING),
+    "parallel": Part(
+        table(
+            parallel,
+            Row("{form}: requests with a budget that were served", "served", "of {requests}", ">= {requests}"),
+            Row("{form}: budgets missed", "missed", "of {requests}", "<= 0"),
+            Row("{form}: requests that an order has ended", "ordered", "of {without}", ">= 1"),
+            Row("{form}: answers as after the forced token", "same_answers", "of {answers}", ">= {answers}"),
+            Row("{form}: swaps by `ctl --all` that every engine did", "swapped", "of {swaps}", ">= {swaps}"),
+        ),
+        SERVING,
     ),
-    "parsers": table(
-        lambda _: [json.loads(output(sys.executable, "-m", "meridian.vllm.bench.parsers"))],
-        Row("parsers of vLLM {vllm} that are followed or refused in a line", "right", "of {parsers}", ">= {parsers}"),
-    ),
-    "cost": cost,
-    "repair-kept": kept,
-    "repair-whole": whole,
-    "repair-hybrid": hybrid,
+    "repair-kept": Part(kept, SERVING),
+    "repair-whole": Part(whole, PLANNING, lambda pairs: whole(pairs, 250), 60),
+    "repair-hybrid": Part(hybrid, (*PLANNING, "bench/src/sim"), hybrid_simulated, 40),
 }

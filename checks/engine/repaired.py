@@ -15,8 +15,7 @@ from typing import Any
 
 from meridian.vllm.bench.model import model_dir
 
-from checks.engine.preemptions import DRIVES
-from checks.run import say
+from checks.run import DRIVES, say
 
 DEFER_MS = 200.0
 CHUNK = 250

@@ -8,7 +8,7 @@ from typing import Any
 
 from meridian.vllm.bench.model import model_dir
 
-from checks.engine.preemptions import DRIVES
+from checks.run import DRIVES
 
 
 def measure() -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ def made(folder: Path, language: str, name: str, cache: Path | None = None) -> f
     return time.monotonic() - started
 
 
-def languages(_: int) -> Iterator[Figure]:
+def languages(_: int, chosen: tuple[str, ...] = LANGUAGES) -> Iterator[Figure]:
     """Each language: seconds to a decision in vLLM, size, start, and microseconds a decision."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for language in LANGUAGES:
+        for language in chosen:
             say(f"  {language}")
             fresh = made(folder, language, f"{language}-fresh", cache=folder / f"cache-{language}")
             made(folder, language, f"{language}-first")  # its toolchain is in the cache after this
@@ -77,14 +78,16 @@ def compiling() -> list[dict[str, Any]]:
     return [line for what in ("bombs", "overhead") for line in example("compile_figures", what)]
 
 
-def registry() -> list[dict[str, Any]]:
+def registry(pulls: int) -> list[dict[str, Any]]:
     """Pulls from a registry that fails in every way, while an engine decides: no wrong policy, no step that waits."""
     fetched("registry")
-    return example("registry_figures", "100")
+    return example("registry_figures", str(pulls))
 
+
+SDKS = ("host/cli/src", "host/wasm/src", "policies/sdk", "wit")
 
 PARTS: dict[str, Part] = {
-    "languages": languages,
-    "compile": printed(compiling, bounds=COMPILE_BOUNDS),
-    "registry": printed(registry, bounds=REGISTRY_BOUNDS),
+    "languages": Part(languages, SDKS, lambda _: languages(0, ("c",)), 70),
+    "compile": Part(printed(compiling, bounds=COMPILE_BOUNDS), ("host/wasm/src",)),
+    "registry": Part(printed(partial(registry, 100), bounds=REGISTRY_BOUNDS), ("host/cli/src", "host/engine/src")),
 }

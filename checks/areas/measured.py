@@ -1,15 +1,32 @@
-"""The simulator: how near it is to the real engine, and its speed."""
+"""What the simulator is worth: how near it is to the real engine, and its speed."""
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 from collections.abc import Iterator
 from itertools import combinations
+from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from checks.figures import Figure, Part, Row, read
-from checks.run import POLICIES, RESULTS, ROOT, WORK, compared, example, meridian, recorded, say
+from checks.figures import Figure, Part, over_pairs
+from checks.run import (
+    MERIDIAN,
+    POLICIES,
+    RESULTS,
+    ROOT,
+    WORK,
+    before,
+    command_of,
+    compared,
+    example,
+    meridian,
+    output,
+    recorded,
+    say,
+)
 
 RANKED_POLICIES = ("output-first", "priority", "pascal", "srpt", "fair-share", "edf", "qoe")
 FITTED = (11, 13)  # seeds of the traces that the model is fitted to
@@ -54,24 +71,39 @@ def off(name: str, errors: list[dict[str, Any]], key: str, bound: str | None = N
     return Figure(name, mean(values), "%", bound, min(values), max(values))
 
 
-def fidelity(_: int) -> Iterator[Figure]:
-    """The real CPU engine against the simulator, on a trace that the step time was not fitted to.
+def below(turns: int, requests: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """Runs of the real CPU engine below what it can do, on traces that the model is fitted to and on another one, in
+    turns; the former, and the errors of the latter.
 
     The machine's own speed drifts by several percent within minutes, so each run is checked with a model that was
-    fitted to the runs of two other traces right before and after it. The load is below what the engine can do: above
-    it, the queue adds up every percent of speed.
+    fitted to the runs of two other traces right before and after it.
     """
-    below = ("--scale-time", "1.7", "--requests", "110")
+    args = ("--scale-time", "1.7", "--requests", str(requests))
     fits, tests = [], []
-    for turn in range(TURNS + 1):
-        fits.append(real_run(f"fidelity-below-fit-{turn}", FITTED[turn % len(FITTED)], "stock", *below))
-        if turn < TURNS:
-            tests.append(real_run(f"fidelity-below-{turn}", TESTED, "stock", *below))
-    errors = [calibrated(fits[i : i + 2], [test])[0] for i, test in enumerate(tests)]
-    meridian("bench", "calibrate", *fits, "--out", RESULTS / "fidelity-engine.toml")
+    for turn in range(turns + 1):
+        fits.append(real_run(f"fidelity-below-{requests}-fit-{turn}", FITTED[turn % len(FITTED)], "stock", *args))
+        if turn < turns:
+            tests.append(real_run(f"fidelity-below-{requests}-{turn}", TESTED, "stock", *args))
+    return fits, [calibrated(fits[i : i + 2], [test])[0] for i, test in enumerate(tests)]
+
+
+def off_below(errors: list[dict[str, Any]]) -> Iterator[Figure]:
+    """How far the simulator is off on the other trace."""
     for name, bound in {"end to end": "<= 5", "TTFO": "<= 12", "ITL": "<= 8", "TTFT": None}.items():
         key = "e2e" if name == "end to end" else name.lower()
         yield off(f"fidelity: MAPE {name}, another trace", errors, key, bound)
+
+
+def fidelity_quick(_: int) -> Iterator[Figure]:
+    """One turn of fewer requests."""
+    return off_below(below(1, 60)[1])
+
+
+def fidelity(_: int) -> Iterator[Figure]:
+    """The real CPU engine against the simulator, below what it can do: above it, the queue adds up every percent."""
+    fits, errors = below(TURNS, 110)
+    meridian("bench", "calibrate", *fits, "--out", RESULTS / "fidelity-engine.toml")
+    yield from off_below(errors)
     name = "fidelity: mean end to end of the real engine, the same run repeated: spread"
     yield Figure(name, spread([e["real"]["e2e_mean_ms"] for e in errors]), "%")
     once = [
@@ -126,38 +158,48 @@ def by_policy(errors: list[dict[str, Any]], key: str) -> dict[str, list[float]]:
     return found
 
 
-def column(key: str) -> Any:
-    """A column of all lines."""
-    return lambda m: [line[key] for line in m["lines"]]
-
-
-SPEED = (
-    Row("speed: steps a second, native output-first", column("native"), "steps/s", ">= 200000"),
-    Row("speed: steps a second, output-first.wasm", column("component"), "steps/s", ">= 140000"),
-    Row(
-        "speed: WebAssembly over native",
-        lambda m: [x["component"] / x["native"] for x in m["lines"]],
-        "ratio",
-        ">= 0.7",
-    ),
-    Row("speed: steps a second, stock", column("stock"), "steps/s"),
-)
-MILLION = (
-    Row("speed: a million requests of plain chat", "seconds", "s", "<= 600"),
-    Row("speed: a million requests of plain chat, most memory", "peak_mib", "MiB"),
-    Row("speed: a tenth of them, most memory", "tenth_peak_mib", "MiB"),
-)
-
-
-def speed(_: int) -> Iterator[Figure]:
-    """Engine steps a second at 64 running, output-first, native and WebAssembly in turns; and a million requests."""
-    yield from read({"lines": example("sim_figures", "speed", POLICIES)}, SPEED)
+def speed(pairs: int) -> Iterator[Figure]:
+    """Engine steps a second, and a million requests."""
+    yield from speed_quick(pairs)
     (million,) = example("sim_figures", "million", POLICIES)
-    yield from read(million, MILLION)
+    yield Figure("speed: a million requests of plain chat", million["seconds"], "s", "<= 600")
+    yield Figure("speed: a million requests of plain chat, most memory", million["peak_mib"], "MiB")
 
+
+def speed_quick(pairs: int) -> Iterator[Figure]:
+    """Engine steps a second at 64 running, output-first, native and WebAssembly in turns."""
+    lines = example("sim_figures", "speed", POLICIES)
+    sides = {key: [line[key] for line in lines] for key in ("native", "component", "stock")}
+    yield over_pairs("speed: steps a second, native output-first", sides["native"], "steps/s", ">= 200000")
+    yield over_pairs("speed: steps a second, output-first.wasm", sides["component"], "steps/s", ">= 140000")
+    ratios = [wasm / native for wasm, native in zip(sides["component"], sides["native"], strict=True)]
+    yield over_pairs("speed: WebAssembly over native", ratios, "ratio", ">= 0.7")
+    yield over_pairs("speed: steps a second, stock", sides["stock"], "steps/s")
+    if (then := before()) is not None:
+        yield from over_before(pairs, {" before": command_of(then), "": MERIDIAN})
+
+
+SIMULATED = ("--workload", "reasoning-chat", "--requests", "3000", "--rate", "2", "--policy", "balanced")
+
+
+def over_before(pairs: int, commands: dict[str, Path]) -> Iterator[Figure]:
+    """Steps that the simulator takes in a second of a processor, over the command of before, in turns."""
+    found: dict[str, list[float]] = {side: [] for side in commands}
+    for pair in range(pairs):
+        for side, command in list(commands.items())[:: 1 if pair % 2 else -1]:
+            began = resource.getrusage(resource.RUSAGE_CHILDREN)
+            report = json.loads(output(command, "--json", "bench", "replay", *SIMULATED))
+            over = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = over.ru_utime + over.ru_stime - began.ru_utime - began.ru_stime
+            found[side].append(sum(run["metrics"]["steps"] for run in report["runs"]) / seconds)
+    ratios = [new / old for new, old in zip(found[""], found[" before"], strict=True)]
+    yield over_pairs("speed: simulated steps a second, over before", ratios, "ratio", ">= 1.5")
+
+
+REAL = ("bench/src/sim", "bench/src/calibrate", "host/core/src", "python/meridian/vllm", "policies/shipped/src")
 
 PARTS: dict[str, Part] = {
-    "fidelity": fidelity,
-    "ranks": ranks,
-    "speed": speed,
+    "fidelity": Part(fidelity, REAL, fidelity_quick, 110),
+    "ranks": Part(ranks, REAL),
+    "speed": Part(speed, ("bench/src/sim", "host/core/src", "host/wasm/src"), speed_quick, 60),
 }
