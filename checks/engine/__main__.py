@@ -3,7 +3,8 @@
     python -m checks.engine                                       # what there is, with the options
     python -m checks.engine forced_ends requests=1000 scheduling=async marker="so much for that"
 
-The function `measure` of a module takes the options; a value is JSON where it can be read as such, else a text.
+A module may also be one with a dotted name. Its function `measure` takes the options; a value is JSON where it can be
+read as such, else a text.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> int:
         return 0
     name, *given = sys.argv[1:]
     options = {key: value(text) for key, _, text in (word.partition("=") for word in given)}
-    print(json.dumps(import_module(f"checks.engine.{name}").measure(**options)))
+    print(json.dumps(import_module(name if "." in name else f"checks.engine.{name}").measure(**options)))
     return 0
 
 

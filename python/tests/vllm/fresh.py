@@ -2,7 +2,7 @@
 
 The process is forked from one that has imported vLLM: the import takes six seconds, as long as many of the scripts.
 
-    fresh.run("checks.engine", "answers")      # what python -m does
+    fresh.run("checks.engine", "forced_ends")  # what python -m does
     fresh.run(None, "a", code="print(1)")      # what python -c does
 
 It is not for scripts that test an import.
@@ -86,7 +86,7 @@ def _child(asked: dict[str, Any]) -> NoReturn:
 
 
 def measure(name: str, **options: Any) -> dict[str, Any]:
-    """What a module of `checks.engine` measures."""
+    """What a module measures: one of `checks.engine`, or one with a dotted name."""
     done = run("checks.engine", name, *(f"{key}={json.dumps(value, default=str)}" for key, value in options.items()))
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""No empty answers after budgets: the guard on logits, and the real engine (`checks/engine/answers.py`)."""
+"""No empty answers after budgets: the guard on logits, and the real engine (`budget_answers.py`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUESTS = 200
 def test_no_answer_is_empty(options: dict[str, Any], scheduler: str) -> None:
     if "speculate" in options and vllm.__version__.startswith("0.30."):
         pytest.skip("vLLM 0.30 cannot speculate on a CPU: its kernels need Triton")
-    found = fresh.measure("answers", requests=REQUESTS, **options)
+    found = fresh.measure("python.tests.vllm.budget_answers", requests=REQUESTS, **options)
     assert (found["empty"], found["missed"], found["gave_up"]) == (0, 0, False), found
     assert found["scheduler"] == scheduler
     assert found["requests"] == REQUESTS
@@ -32,7 +32,7 @@ def test_no_answer_is_empty(options: dict[str, Any], scheduler: str) -> None:
 
 
 def test_stock_has_empty_answers_with_its_own_budget() -> None:
-    assert fresh.measure("answers", requests=REQUESTS, bias=6, arm="budget")["empty"] > 0
+    assert fresh.measure("python.tests.vllm.budget_answers", requests=REQUESTS, bias=6, arm="budget")["empty"] > 0
 
 
 def test_a_banned_token_is_impossible_unless_it_is_the_only_one() -> None:

@@ -1,4 +1,4 @@
-"""Components in the budget slot of the real engine, and swaps of it, by `checks/engine/budget_slot.py`."""
+"""Components in the budget slot of the real engine, and swaps of it, by `budget_slot.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CASES = ("fixed", "equal", "lowered", "loaded", "rolled_back", "questions", "cli
 @pytest.fixture(scope="module")
 def found(policies: Path) -> dict[str, Any]:
     """What each case found."""
-    return fresh.measure("budget_slot", policies=policies)
+    return fresh.measure("python.tests.vllm.budget_slot", policies=policies)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,8 +17,7 @@ from harness import KV_BLOCK_TOKENS, Engine, requests
 from meridian.vllm.bench.probe import SchedulerProbe
 from meridian.vllm.bench.request import TraceRequest
 from meridian.vllm.kv import KvHook
-
-from checks.engine.pool_soak import KINDS, Soak
+from pool_soak import KINDS, Soak
 
 STRIPS = {"strips_reasoning": True}
 # A prompt of 3 blocks and a bit, thinking of 3 more, an answer of one.
@@ -305,7 +304,7 @@ def test_looking_ahead_hands_out_the_blocks_of_a_choice_at_each_allocation(
         soak = Soak(seed=6, blocks=96, eviction=eviction, together=True, check=False)
         clock = SimpleNamespace(monotonic=lambda: float(soak.steps), perf_counter_ns=time.perf_counter_ns)
         monkeypatch.setattr("meridian.vllm.kv.time", clock)
-        monkeypatch.setattr("checks.engine.pool_soak.time", clock)
+        monkeypatch.setattr("pool_soak.time", clock)
         (hook,) = soak.hook.pools
         allocated = []
         allocate = soak.pool.get_new_blocks

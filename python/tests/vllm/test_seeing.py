@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 from serving import free_port
-
-from checks.timeline import Tables
+from timeline import Tables
 
 ROOT = Path(__file__).resolve().parents[3]
 TOKEN = "a-token-of-24-characters"

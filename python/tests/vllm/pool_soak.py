@@ -354,16 +354,3 @@ class Soak:
         if self.attached:
             for hook in self.hook.pools:
                 hook.audit()
-
-
-def measure(requests: int = 100_000, eviction: str = "native:tiered-lru") -> dict[str, Any]:
-    """So many requests, half of them in each kind of pool."""
-    soaks = [Soak(kind=kind, eviction=eviction) for kind in KINDS]
-    for soak in soaks:
-        soak.run(-(-requests // len(KINDS)))
-        print(f"{soak.kind} {eviction}: {soak.ended:,} requests, {soak.violations[:3]}", file=sys.stderr)
-    return {
-        "requests": sum(soak.ended for soak in soaks),
-        "checks": sum(soak.checks for soak in soaks),
-        "violations": sum(len(soak.violations) for soak in soaks),
-    }
