@@ -5,10 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 # vLLM's environment keeps the byte code that it compiles.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help fetch demo test test-matrix canary check docs fuzz serve figures gpu policies wheel release clean
-
-# What a stage of a long command is about to do.
-say = @printf '\033[1m==>\033[0m %s\n' "$(1)" >&2
+.PHONY: help fetch demo test test-all test-matrix canary check docs fuzz serve figures gpu policies wheel release clean
 
 ARGS ?=
 ONLY ?= component
@@ -19,7 +16,7 @@ TARGETS ?=
 VERSIONS ?=
 
 help: ## List the commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
 fetch: # vLLM, beside the compiler, which leaves the network idle
 	@scripts/fetch.sh vllm >/dev/null &
@@ -27,24 +24,11 @@ fetch: # vLLM, beside the compiler, which leaves the network idle
 demo: fetch ## Run the real vLLM engine three times (stock, stock with smaller steps, Meridian) and compare; ARGS="--trace FILE --policy FILE.wasm"
 	@scripts/demo.sh $(ARGS)
 
-test: fetch check policies ## Run every test, the real engine included
-	scripts/fetch.sh cuda >/dev/null
-	scripts/fetch.sh registry >/dev/null
-	scripts/fetch.sh prometheus >/dev/null
-	$(call say,host: tests of the workspace)
-	cargo test --release --locked --workspace
-	$(call say,kernels: tests of builds with CUDA's compilers)
-	scripts/check-kernels.sh
-	$(call say,loom: threads in every order)
-	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-core -p meridian-memory --no-default-features --test loom --test blocks_loom --test slot_loom --target-dir target/loom
-	$(call say,guests: tests of the policies)
-	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
-	$(call say,fuzz: each target for 20 s)
-	scripts/fuzz.sh 20
-	@mkdir -p target/hostile
-	target/release/examples/hostile target/hostile > target/hostile/kinds.txt # built by the tests above
-	@py=$$(scripts/build-wheel.sh); MERIDIAN_TOKENIZERS=$$(scripts/fetch.sh tokenizers); export MERIDIAN_TOKENIZERS; \
-	scripts/run-examples.sh "$$py"; scripts/test-python.sh "$$py"
+test: fetch ## Run the core of the tests, the real engine included; CI runs this
+	@scripts/test.sh
+
+test-all: fetch ## Run every test; nightly, and before a release
+	@scripts/test.sh --all
 
 test-matrix: policies ## Run the engine tests on every supported vLLM; VERSIONS="0.30.0 0.31.0" for some
 	scripts/test-matrix.sh $(VERSIONS)
@@ -53,17 +37,8 @@ canary: fetch policies ## Report what the newest vLLM of the index has moved, pl
 	@py=$$(scripts/build-wheel.sh); cargo build --release --locked --workspace --example hostile; mkdir -p target/hostile; \
 	target/release/examples/hostile target/hostile > target/hostile/kinds.txt; "$$py" -m checks.canary $(ARGS)
 
-check: docs ## The fast gate: formatting, lints, documentation, dependencies, types
-	$(call say,lints: code and documentation and types)
-	@tools=$$(scripts/fetch.sh tools); \
-	cargo fmt --all --check; \
-	cargo fmt --all --check --manifest-path policies/Cargo.toml; \
-	cargo clippy --release --locked --workspace --all-targets -- -D warnings; \
-	cargo clippy --release --locked --manifest-path policies/Cargo.toml --target-dir policies/target -q -- -D warnings; \
-	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps -q; \
-	"$$tools/bin/ruff" format --check -q --config python/pyproject.toml python bench checks models scripts examples; \
-	"$$tools/bin/ruff" check -q --config python/pyproject.toml python bench checks models scripts examples; \
-	py=$$(scripts/fetch.sh vllm); "$$tools/bin/pyright" -p python/pyproject.toml --pythonpath "$$py"
+check: ## The fast gate: formatting, lints, documentation, dependencies, types
+	@scripts/check.sh
 
 docs: ## Build the book into target/book; look up links, marks of commands, workflows and the licences of dependencies
 	scripts/check-docs.sh

@@ -11,4 +11,4 @@ say "policies: building components"
 . "$env_file"
 # The guests' target folder follows the compiler: artifacts of another rustc are not reused.
 CARGO_TARGET_DIR=$MERIDIAN_ROOT/policies/target RUSTFLAGS=$GUEST_RUSTFLAGS \
-  target/release/meridian policy build policies --out target/policies
+  target/release/meridian policy build policies --out target/policies >&2

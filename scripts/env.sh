@@ -20,7 +20,7 @@ lock() { mkdir -p "$MERIDIAN_CACHE"; exec {LOCK}>"$MERIDIAN_CACHE/.$1.lock"; flo
 # the whole workspace, so that each is compiled once. Cargo shows how far it is.
 HOST=(build --release --locked -p meridian-cli -p meridian-python)
 build_host() { cargo "${HOST[@]}" "$@" >&2; }
-# The command line alone: a part of that build.
-build_command() { build_host --bin meridian; }
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+# A stage of a long command, which says how long it took (stage.py).
+stage() { "$MERIDIAN_ROOT/scripts/stage.py" "$@"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }

@@ -6,7 +6,7 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
-MOST_WHEEL_BYTES=30000000
+MOST_WHEEL_BYTES=18000000
 MOST_GLIBC=2_34
 reproducibly=(--sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner)
 release=$(scripts/fetch.sh release)
@@ -30,7 +30,7 @@ bytes=$(stat -c %s "$wheel")
 say "release 2/6: sdist"
 "$tools/bin/maturin" sdist --manifest-path python/Cargo.toml --out "$out" >&2
 version=$(basename "$wheel" | cut -d- -f2)
-# maturin takes the crates of the plugin. The others are added, for the command, and what all read beside their folders.
+# maturin takes the crates that the wheel needs. The others are added, and what all read beside their folders.
 sdist=$out/meridian-$version.tar.gz
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Runs the Python tests: usage test-python.sh PYTHON [OPTION OR FILE OF PYTEST...]
+# Runs the Python tests: usage test-python.sh PYTHON [--all] [OPTION OR FILE OF PYTEST...]
+# Without --all or a file, the tests marked `exhaustive` are left out.
 # First in two processes, each with half of the cores: starting engines takes most of the time, and uses one core. Then the tests
 # marked `whole_machine` run one by one.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
-py=${1:?usage: test-python.sh PYTHON [OPTION OR FILE OF PYTEST...]}; shift
+py=${1:?usage: test-python.sh PYTHON [--all] [OPTION OR FILE OF PYTEST...]}; shift
+core=" and not exhaustive"
+if [ "${1:-}" = --all ]; then core=; shift; fi
 has_file() { local given; for given in "$@"; do [ ! -e "${given%%::*}" ] || return 0; done; return 1; }
-has_file "$@" || set -- python/tests "$@"
+if has_file "$@"; then core=; else set -- python/tests "$@"; fi
 codes=()
 tests() {
-  local code=0
-  "$py" -m pytest -c python/pyproject.toml --rootdir . "$@" || code=$?
+  local name=$1 code=0; shift
+  stage "$name" "$py" -m pytest -c python/pyproject.toml --rootdir . "$@" || code=$?
   [ $code != 2 ] || exit 2 # interrupted, or a file that cannot be imported
   codes+=($code)
 }
-say "python: tests of the package and of vLLM with it, in two processes"
-tests -m "not whole_machine" -n $(($(nproc) > 1 ? 2 : 1)) --dist loadfile --no-loadscope-reorder "$@"
-say "python: tests that need the whole machine"
-tests -m whole_machine "$@"
+tests "python, two processes" --durations 30 --durations-min 1 -m "not whole_machine$core" -n $(($(nproc) > 1 ? 2 : 1)) --dist loadfile --no-loadscope-reorder "$@"
+tests "python, the whole machine" --durations 10 -m "whole_machine$core" "$@"
 # 5: no such test, which one of the two may say.
 case "${codes[*]}" in
   "0 0" | "0 5" | "5 0") ;;

@@ -1,26 +1,18 @@
-"""`python -m meridian`: the `meridian` command of this Python, a binary beside it."""
+"""The `meridian` command."""
 
 import os
+import signal
 import sys
-from importlib.metadata import PackageNotFoundError, files
+
+from meridian._native import run_command
 
 
 def main() -> None:
-    """Become the command that was installed with this package."""
-    try:
-        installed = files("meridian") or []
-    except PackageNotFoundError:
-        installed = []
-    for file in installed:
-        # The record of the installation knows the folder of scripts, whichever scheme the installer used.
-        if file.name == "meridian":
-            os.environ.setdefault("MERIDIAN_PYTHON", sys.executable)
-            binary = os.fspath(file.locate())
-            os.execv(binary, [binary, *sys.argv[1:]])
-    sys.exit(
-        "error: python -m meridian: this installation has no meridian command, expected one from a wheel: "
-        "build it with `cargo install --locked --path host/cli` in Meridian's source"
-    )
+    """Run the command line and exit as it does."""
+    # Ctrl-C ends a command as it ends any program: Python would wait until the command returns.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ.setdefault("MERIDIAN_PYTHON", sys.executable)
+    sys.exit(run_command(["meridian", *sys.argv[1:]]))
 
 
 if __name__ == "__main__":

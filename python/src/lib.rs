@@ -16,6 +16,7 @@ mod policies;
 mod rows;
 mod thinking;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use meridian_core::text::printable;
@@ -65,6 +66,12 @@ fn read_admin_tokens(path: PathBuf) -> PyResult<Vec<(String, bool)>> {
     meridian_admin::read_all_tokens(&path).map_err(named)
 }
 
+/// Run the `meridian` command with these arguments, the program's name first; returns its exit code.
+#[pyfunction]
+fn run_command(py: Python<'_>, args: Vec<OsString>) -> u8 {
+    py.detach(|| meridian_cli::run(args))
+}
+
 pub(crate) fn to_json(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(config_error)
 }
@@ -104,6 +111,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(read_admin_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(tool_call_texts, module)?)?;
     module.add_function(wrap_pyfunction!(compile::compile_child, module)?)?;
+    module.add_function(wrap_pyfunction!(run_command, module)?)?;
     module.add_function(wrap_pyfunction!(take_log, module)?)?;
     module.add_function(wrap_pyfunction!(wait_for_log, module)?)?;
     module.add_function(wrap_pyfunction!(budget::eat, module)?)?;

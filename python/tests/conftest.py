@@ -29,6 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="m", dir="/tmp")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["XDG_RUNTIME_DIR"] = folder
+    # What vLLM and torch keep: a run finds nothing of another, as on a new machine.
+    os.environ["VLLM_CACHE_ROOT"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/vllm", f"{folder}/inductor"
+    if not os.environ.get("PYTEST_XDIST_WORKER"):
+        os.environ["MERIDIAN_TEST_ENGINES"] = f"{folder}/engines"
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         # One that replaces a process that crashed has a higher number.
@@ -39,6 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many engines were started, after the slowest tests."""
+    file = Path(os.environ["MERIDIAN_TEST_ENGINES"])
+    terminalreporter.write_line(f"{file.stat().st_size if file.exists() else 0} engines of vLLM were started")
 
 
 def built(path: str, target: str) -> Path:

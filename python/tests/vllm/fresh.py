@@ -37,6 +37,10 @@ def run(
     module: str | None, *arguments: str, code: str = "", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a module, or `code`, in the folder of the repository; with `PYTHONPATH` of `env`, if it has one."""
+    # The process that forks knows no `checks`.
+    from checks import started
+
+    started.count()
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None

@@ -13,6 +13,8 @@ from meridian.vllm.bench.model import model_dir
 from meridian.vllm.bench.request import TraceRequest
 from meridian.vllm.bench.run import Options, Run, build
 
+from checks import started
+
 KV_BLOCKS = 48
 KV_BLOCK_TOKENS = 32
 
@@ -113,6 +115,7 @@ def requests(n: int, seed: int = 0) -> list[TraceRequest]:
 
 def make_engine() -> Engine:
     """The engine, with `native:output-first`."""
+    started.count()
     options = Options(
         model=model_dir(),
         scheduler="native:output-first",

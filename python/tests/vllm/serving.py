@@ -19,6 +19,8 @@ from typing import Any
 
 from meridian.vllm.bench.model import model_dir
 
+from checks import started
+
 # What a Python API server says, and vLLM's front end in Rust.
 READY = ("Application startup complete", "OpenAI server is ready")
 START_LIMIT_S = 300
@@ -88,6 +90,7 @@ class Fleet:
         prefix: Sequence[str] = (),
     ) -> None:
         self.folder, self.port, self.engines = folder, free_port(), engines
+        started.count(engines)
         self.base = f"http://127.0.0.1:{self.port}"
         (folder / "run").mkdir(mode=0o700, exist_ok=True)
         env = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}

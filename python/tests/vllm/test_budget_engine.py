@@ -22,7 +22,7 @@ def forced_ends(**options: Any) -> dict[str, Any]:
     ("scheduling", "marker", "scheduler", "marker_is_one_token"),
     [
         ("sync", "</think>", "SyncMeridianScheduler", True),
-        ("async", "</think>", "AsyncMeridianScheduler", True),
+        pytest.param("async", "</think>", "AsyncMeridianScheduler", True, marks=pytest.mark.exhaustive),
         ("async", "so much for that", "AsyncMeridianScheduler", False),
     ],
 )
@@ -45,10 +45,10 @@ def test_every_ending_is_exact_under_preemption(
 @pytest.mark.parametrize(
     ("scheduling", "drafts", "marker"),
     [
-        ("sync", "draft", "</think>"),
-        ("async", "draft", "</think>"),
+        pytest.param("sync", "draft", "</think>", marks=pytest.mark.exhaustive),
+        pytest.param("async", "draft", "</think>", marks=pytest.mark.exhaustive),
         ("async", "draft", "so much for that"),
-        ("sync", "ngram", "so much for that"),
+        pytest.param("sync", "ngram", "so much for that", marks=pytest.mark.exhaustive),
     ],
 )
 def test_every_ending_is_exact_with_speculative_decoding(scheduling: str, drafts: str, marker: str) -> None:
@@ -62,7 +62,9 @@ def test_every_ending_is_exact_with_speculative_decoding(scheduling: str, drafts
     assert found["forced"]["eos-guard"] > 0
 
 
-@pytest.mark.parametrize("drafts", [{}, {"speculate": "draft"}, {"speculate": "ngram"}])
+@pytest.mark.parametrize(
+    "drafts", [{}, *(pytest.param({"speculate": kind}, marks=pytest.mark.exhaustive) for kind in ("draft", "ngram"))]
+)
 def test_a_processor_that_is_only_loaded_changes_nothing(drafts: dict[str, str]) -> None:
     found = forced_ends(loaded_only=True, **drafts)
     assert found["exact"] == found["requests"] == REQUESTS

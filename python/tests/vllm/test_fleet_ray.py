@@ -19,6 +19,8 @@ LIMIT_S = 600
 # Ray's packages are chosen for this one, and Ray 2.60 uses modules that others do not have.
 pytestmark = [
     pytest.mark.whole_machine,
+    # Ray is fetched for it, and the routes are those that `test_fleet_serve.py` asks.
+    pytest.mark.exhaustive,
     pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="Ray is there for vLLM 0.32 alone"),
 ]
 

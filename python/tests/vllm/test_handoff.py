@@ -177,6 +177,7 @@ def test_streams(engines: tuple[Fleet, Fleet], front: Front) -> None:
     assert text(both) == text(one)
 
 
+@pytest.mark.exhaustive
 def test_chats(engines: tuple[Fleet, Fleet], front: Front) -> None:
     body: dict[str, Any] = {"model": "tiny-random", "messages": [{"role": "user", "content": "7 + 5 * 3"}]}
     body |= {"temperature": 0, "max_tokens": MAX_TOKENS}
@@ -195,6 +196,7 @@ def test_chats(engines: tuple[Fleet, Fleet], front: Front) -> None:
         assert deltas(front.base, field) == deltas(engines[0].base, field) == messages[0][field]
 
 
+@pytest.mark.exhaustive
 def test_thinking_that_a_budget_ends(engines: tuple[Fleet, Fleet], front: Front) -> None:
     fields = {"vllm_xargs": {"meridian_think_budget": 12}}
     one = completion(engines[0].base, prompt(9), **fields)["choices"][0]
@@ -205,6 +207,7 @@ def test_thinking_that_a_budget_ends(engines: tuple[Fleet, Fleet], front: Front)
     assert handed_over(front.counters()) == before + 1
 
 
+@pytest.mark.exhaustive
 def test_limits_of_blocks(engines: tuple[Fleet, Fleet]) -> None:
     """A client's limits decide whether the blocks are offered; the first engine counts the tokens it has computed."""
     tokens = prompt(5)
@@ -231,6 +234,7 @@ def first_part(engine: Fleet, tokens: list[int], limits: dict[str, Any]) -> dict
     return {**offered, "thought": len(said["token_ids"])}
 
 
+@pytest.mark.exhaustive
 def test_engines_compute_on_their_own_cores(engines: tuple[Fleet, Fleet]) -> None:
     """With the connector of vLLM itself, both compute on the last core, and a thread of NIXL never sleeps."""
     for engine in engines:
@@ -274,6 +278,7 @@ def status(folder: Path) -> dict[str, str]:
     return {name: value.strip() for name, value in lines}
 
 
+@pytest.mark.exhaustive
 def test_the_policy_expected_time(engines: tuple[Fleet, Fleet]) -> None:
     """With nothing measured, requests move; then both engines are measured, and no choice changes a token."""
     front = Front(*engines, "--policy", "expected-time")
@@ -292,6 +297,7 @@ def test_the_policy_expected_time(engines: tuple[Fleet, Fleet]) -> None:
         front.process.wait()
 
 
+@pytest.mark.exhaustive
 def test_an_interrupt_ends_the_front(engines: tuple[Fleet, Fleet]) -> None:
     front = Front(*engines)
     try:
@@ -302,6 +308,7 @@ def test_an_interrupt_ends_the_front(engines: tuple[Fleet, Fleet]) -> None:
         front.process.kill()
 
 
+@pytest.mark.exhaustive
 def test_wrong_parameters_are_computed_again(engines: tuple[Fleet, Fleet]) -> None:
     tokens = prompt(4)
     one = completion(engines[0].base, tokens)["choices"][0]["token_ids"]

@@ -18,6 +18,9 @@ KEYS = {
     "python": ("policy.py", "p - c for", "0.0 * p for"),
     "js": ("policy.js", "columns[i] - columns[candidates + i]", "0 * columns[i]"),
 }
+# One compiled and one with an interpreter; the others in `make test-all`.
+CORE = ("rust", "python")
+LANGUAGES = [pytest.param(name, marks=[] if name in CORE else pytest.mark.exhaustive) for name in KEYS]
 # What a component with an interpreter needs, as its `policy.toml` says.
 MEMORY_MIB = 128
 SLOTS = ("dispatch", "eviction", "budget")
@@ -41,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("language", KEYS)
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_a_new_policy_passes_its_tests_and_answers_as_in_rust(made: Path, language: str) -> None:
     for slot in SLOTS:
         name = f"{language}-{slot}"
@@ -57,7 +60,7 @@ def test_a_new_policy_passes_its_tests_and_answers_as_in_rust(made: Path, langua
         assert any("the same answers as" in held["name"] for held in found["properties"])
 
 
-@pytest.mark.parametrize("language", KEYS)
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_fcfs_in_every_language_is_stock(
     made: Path, engine: Engine, stock_tokens: list[list[int]], language: str
 ) -> None:

@@ -139,10 +139,13 @@ def _child(job: Job) -> NoReturn:
 
 def run_jobs(jobs: list[Job], at_once: int, say: Callable[[str], None]) -> None:
     """Fork a process a job, so many at once."""
+    from checks import started
+
     waiting, running = list(jobs), dict[int, tuple[Job, float]]()
     while waiting or running:
         while waiting and len(running) < at_once:
             job = waiting.pop(0)
+            started.count()
             pid = os.fork()
             if not pid:
                 _child(job)
@@ -188,7 +191,9 @@ def compare(pairs: list[tuple[Job, Job]]) -> list[dict[str, Any]]:
 
 def prepare(runner: str) -> None:
     """Before the first fork: the environment of an engine, the models, and the import of vLLM."""
-    for name in [x for x in os.environ if x.startswith(("MERIDIAN_CONFIG", "VLLM_", "XDG_CONFIG"))]:
+    for name in [
+        x for x in os.environ if x.startswith(("MERIDIAN_CONFIG", "VLLM_", "XDG_CONFIG")) and x != "VLLM_CACHE_ROOT"
+    ]:
         del os.environ[name]
     os.environ |= ENVIRONMENT
 
