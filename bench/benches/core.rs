@@ -3,7 +3,6 @@
 //! Router: a token, in batches of one token for each of 4,096 live requests, against a `HashMap` of the same trackers
 //! that one thread owns; and the same on two threads. Scheduler: a step over all running requests, against a `Vec` that is
 //! sorted by phase and time since progress. Blocks: one eviction, against the scan of a `Vec`.
-//! `make figures ONLY=core` prints the ratios.
 
 use std::collections::HashMap;
 use std::hint::black_box;

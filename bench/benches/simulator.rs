@@ -1,8 +1,8 @@
 //! What does a simulated engine step cost, and what do the host's decisions and WebAssembly add to it?
 //!
 //! A run of 64 requests that decode, a few thousand steps: stock (nobody decides), the host without a policy (`noop`, the
-//! default decides), `output-first` natively and as a component. Divide two of them for a ratio; `make figures ONLY=bench`
-//! prints those of longer runs, in turns. Needs the components: `make policies`.
+//! default decides), `output-first` natively and as a component. Divide two of them for a ratio; `make figures
+//! ONLY=measured PART=speed` prints those of longer runs, in turns. Needs the components: `make policies`.
 
 use std::path::Path;
 use std::time::Duration;

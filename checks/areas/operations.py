@@ -218,7 +218,7 @@ def hostile(_: int, steps: int = 10_000) -> Iterator[Figure]:
 
 def endless(_: int) -> Iterator[Figure]:
     """Policies that never end, on a whole core."""
-    lines = example("quota_figures", "endless")
+    lines = example("quota_figures")
     deadline = next(line["value"] for line in lines if line["name"] == "deadline")
     for line in lines:
         if line["name"] != "deadline":

@@ -1,4 +1,4 @@
-//! Every interleaving of a decision with what other threads do to the slot. Built with `--cfg loom` (`make test`).
+//! Every interleaving of a decision with what other threads do to the slot. Built with `--cfg loom` (`make test-all`).
 #![cfg(loom)]
 
 mod made;

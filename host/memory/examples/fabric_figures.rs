@@ -1,31 +1,19 @@
-//! What moving KV blocks between two processes costs, beside what moves bytes without them: memory, raw sockets, and the
-//! data path alone. One JSON line a figure and round.
+//! What moving KV blocks between two processes costs, beside what moves bytes without them: memory and raw sockets. One
+//! JSON line a figure and round.
 //!
 //!     fabric_figures tcp [--rounds N] [--blocks N] [--block-bytes N]
-//!     fabric_figures nixl --library FILE ...
-//!     fabric_figures mooncake --mooncake COMMAND ...
-//!     fabric_figures manager [--library FILE | --mooncake COMMAND] ...
-//!
 //!     fabric_figures kills ...
 //!
-//! `raw-serve` is the other side of the raw sockets. The environment of NIXL must be set before.
+//! `raw-serve` is the other side of the raw sockets.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meridian_core::ThinkPhase;
-use meridian_core::config::DisaggConfig;
-use meridian_memory::fabric::mooncake::Mooncake;
-use meridian_memory::fabric::nixl::Nixl;
 use meridian_memory::fabric::{
-    BlockHash, DataPath, Fingerprint, KvFabric, MemoryId, Node, NodeSettings, OfferId, Region, SystemClock, Target,
-};
-use meridian_memory::{
-    BeginKv, BlockManager, DeviceMemory, KvMemory, PhaseAwareBlockManager, RemoteBlocks, RemoteSettings, RequestId,
+    BlockHash, Fingerprint, KvFabric, MemoryId, Node, NodeSettings, OfferId, Region, SystemClock, Target,
 };
 
 /// As iperf writes.
@@ -38,51 +26,26 @@ struct Options {
     rounds: u32,
     blocks: u32,
     block_bytes: u32,
-    library: Option<PathBuf>,
-    mooncake: Option<String>,
-}
-
-impl Options {
-    fn fabric(&self) -> &'static str {
-        match (&self.library, &self.mooncake) {
-            (None, None) => "tcp",
-            (Some(_), _) => "nixl",
-            (None, Some(_)) => "mooncake",
-        }
-    }
-
-    /// For the peer.
-    fn path(&self) -> Vec<String> {
-        match (&self.library, &self.mooncake) {
-            (None, None) => Vec::new(),
-            (Some(library), _) => vec!["--nixl".into(), library.display().to_string()],
-            (None, Some(command)) => vec!["--mooncake".into(), command.clone()],
-        }
-    }
 }
 
 fn main() -> Result<(), Any> {
     let mut arguments = std::env::args().skip(1);
-    let what = arguments.next().ok_or("expected tcp, nixl, mooncake, manager, kills or raw-serve")?;
-    let mut options = Options { rounds: 5, blocks: 128, block_bytes: 2 << 20, library: None, mooncake: None };
+    let what = arguments.next().ok_or("expected tcp, kills or raw-serve")?;
+    let mut options = Options { rounds: 5, blocks: 128, block_bytes: 2 << 20 };
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or(format!("{name}: no value"))?;
         match name.as_str() {
             "--rounds" => options.rounds = value.parse()?,
             "--blocks" => options.blocks = value.parse()?,
             "--block-bytes" => options.block_bytes = value.parse()?,
-            "--library" => options.library = Some(value.into()),
-            "--mooncake" => options.mooncake = Some(value),
             _ => return Err(format!("{name}: no such option").into()),
         }
     }
     match what.as_str() {
         "raw-serve" => raw_serve(&options),
         "tcp" => tcp(&options),
-        "nixl" | "mooncake" => by_address(&options),
-        "manager" => manager(&options),
         "kills" => kills(&options),
-        _ => Err(format!("{what}: expected tcp, nixl, mooncake, manager, kills or raw-serve").into()),
+        _ => Err(format!("{what}: expected tcp, kills or raw-serve").into()),
     }
 }
 
@@ -207,17 +170,8 @@ fn memcpy(from: &Arc<Region>, to: &Arc<Region>) -> Result<Duration, Any> {
     Ok(begun.elapsed())
 }
 
-fn settings(options: &Options) -> Result<NodeSettings, Any> {
-    let path = match (&options.library, &options.mooncake) {
-        (None, None) => None,
-        (Some(library), _) => Some(Nixl::open(library)? as Arc<dyn DataPath>),
-        (None, Some(command)) => {
-            let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
-            Some(Mooncake::start(&words)? as Arc<dyn DataPath>)
-        }
-    };
-    let (model, layout) = (Fingerprint::of(b"m"), Fingerprint::of(b"l"));
-    Ok(NodeSettings { path, ..NodeSettings::new(model, layout, options.block_bytes) })
+fn settings(options: &Options) -> NodeSettings {
+    NodeSettings::new(Fingerprint::of(b"m"), Fingerprint::of(b"l"), options.block_bytes)
 }
 
 /// Fetch all blocks of the peer's offer; the time, and whether all of them are as they were filled.
@@ -255,7 +209,7 @@ fn tcp(options: &Options) -> Result<(), Any> {
     let mut raw = Raw::start(options)?;
     let peer = Other::peer(options, &["--offer".into(), options.blocks.to_string()])?;
     let (address, offer) = (peer.address()?, OfferId(peer.words[1].parse()?));
-    let node = Node::start(settings(options)?)?;
+    let node = Node::start(settings(options))?;
     let memory = node.register(&to)?;
     let mut piece = vec![0; PIECE_BYTES];
     // The first round touches all memory and opens the connections.
@@ -274,28 +228,11 @@ fn tcp(options: &Options) -> Result<(), Any> {
     Ok(())
 }
 
-fn by_address(options: &Options) -> Result<(), Any> {
-    let bytes = u64::from(options.blocks) * u64::from(options.block_bytes);
-    let offer = vec!["--offer".to_owned(), options.blocks.to_string()];
-    let peer = Other::peer(options, &[offer, options.path()].concat())?;
-    let (address, offer) = (peer.address()?, OfferId(peer.words[1].parse()?));
-    let node = Node::start(settings(options)?)?;
-    let to = node.allocate(options.blocks, options.block_bytes)?;
-    let memory = node.register(&to)?;
-    for round in 0..=options.rounds {
-        let (fetched, is_equal) = fetch(&node, memory, &to, address, offer)?;
-        if round > 0 {
-            line(options.fabric(), round, bytes, fetched, is_equal);
-        }
-    }
-    Ok(())
-}
-
 /// A peer that is killed at some moment of a transfer, as often as there are rounds. A transfer that failed is asked of
 /// another peer. One line: how many were cut short, and how many did not end well at last.
 fn kills(options: &Options) -> Result<(), Any> {
-    let offer = [vec!["--offer".to_owned(), options.blocks.to_string()], options.path()].concat();
-    let node = Node::start(settings(options)?)?;
+    let offer = ["--offer".to_owned(), options.blocks.to_string()];
+    let node = Node::start(settings(options))?;
     let to = node.allocate(options.blocks, options.block_bytes)?;
     let memory = node.register(&to)?;
     let (mut cut, mut lost, mut held, mut state) = (0, 0, 0, 1_u64);
@@ -324,77 +261,4 @@ fn kills(options: &Options) -> Result<(), Any> {
     }
     println!("{{\"name\":\"kills\",\"transfers\":{},\"cut\":{cut},\"lost\":{lost},\"held\":{held}}}", options.rounds);
     Ok(())
-}
-
-struct Device(Vec<Mutex<Vec<u8>>>);
-
-impl DeviceMemory for Device {
-    fn read(&self, index: u32, to: &mut [u8]) {
-        to.copy_from_slice(&self.0[index as usize].lock().expect("no panic"));
-    }
-
-    fn write(&self, index: u32, from: &[u8]) {
-        self.0[index as usize].lock().expect("no panic").copy_from_slice(from);
-    }
-}
-
-/// Whole stays of blocks of a manager in the other process, one block at a time.
-fn manager(options: &Options) -> Result<(), Any> {
-    let Options { rounds, blocks, block_bytes, .. } = *options;
-    let bytes = u64::from(blocks) * u64::from(block_bytes);
-    let more = vec!["--blocks".to_owned(), blocks.to_string()];
-    let peer = Other::peer(options, &[more, options.path()].concat())?;
-    let device = Arc::new(Device((0..blocks).map(|_| Mutex::new(vec![0; block_bytes as usize])).collect()));
-    let memory = Arc::clone(&device) as Arc<dyn DeviceMemory>;
-    let node = Arc::new(Node::start(settings(options)?)?);
-    let config = DisaggConfig { enabled: true, ..DisaggConfig::default() };
-    let settings = RemoteSettings { stall_after: STALL, ..RemoteSettings::new(peer.address()?) };
-    let remote = RemoteBlocks::new(node, memory, block_bytes, &config, settings)?;
-    let memory = KvMemory { capacity_bytes: bytes, block_size_bytes: block_bytes.into(), think_fraction_limit: 1.0 };
-    let manager = PhaseAwareBlockManager::new(&memory)?.with_fabric(remote);
-    let fabric = options.fabric();
-    for round in 0..=rounds {
-        let request = RequestId(round.into());
-        manager.begin(request, &BeginKv::default())?;
-        let held = manager.allocate(request, blocks)?.blocks;
-        for index in 0..blocks {
-            let mut block = device.0[index as usize].lock().expect("no panic");
-            for (place, byte) in block.iter_mut().enumerate() {
-                *byte = (place as u32).wrapping_mul(31).wrapping_add(round + index) as u8;
-            }
-        }
-        let before: Vec<Vec<u8>> = held.iter().map(|block| contents(&manager, &device, *block)).collect();
-        manager.set_phase(request, ThinkPhase::Output, 0)?;
-        manager.finish(request, f64::from(round))?;
-        let begun = Instant::now();
-        for block in &held {
-            manager.offload_block(*block)?;
-        }
-        let out = begun.elapsed();
-        device.0.iter().for_each(|block| block.lock().expect("no panic").fill(0));
-        let begun = Instant::now();
-        for block in &held {
-            manager.ingest_block(*block)?;
-        }
-        let back = begun.elapsed();
-        let is_equal = held.iter().zip(&before).all(|(block, before)| contents(&manager, &device, *block) == *before);
-        manager.audit()?;
-        for block in held {
-            manager.discard(block)?;
-        }
-        if round > 0 {
-            line(&format!("offload_block over {fabric}"), round, bytes, out, is_equal);
-            line(&format!("ingest_block over {fabric}"), round, bytes, back, is_equal);
-        }
-    }
-    Ok(())
-}
-
-fn contents(manager: &PhaseAwareBlockManager, device: &Device, block: meridian_core::BlockId) -> Vec<u8> {
-    match manager.block_location(block) {
-        Some(meridian_memory::BlockLocation::Device { index }) => {
-            device.0[index as usize].lock().expect("no panic").clone()
-        }
-        _ => Vec::new(),
-    }
 }

@@ -1,4 +1,4 @@
-//! Every interleaving of a transfer with what may happen to its block meanwhile. Built with `--cfg loom` (`make test`).
+//! Every interleaving of a transfer with what may happen to its block meanwhile. Built with `--cfg loom` (`make test-all`).
 #![cfg(loom)]
 
 use loom::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
 //! Every interleaving of a few calls on the shared state of the router and the queues. Built with `--cfg loom`
-//! (`make test`); loom replaces the locks (`src/sync.rs`).
+//! (`make test-all`); loom replaces the locks (`src/sync.rs`).
 #![cfg(loom)]
 
 use std::collections::HashSet;

@@ -108,7 +108,9 @@ fn shipped(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
         );
         return Ok(Some(folder.to_owned()));
     }
-    let beside = std::env::current_exe().ok().and_then(|command| Some(command.parent()?.parent()?.join("policies")));
+    // In the wheel, the program is Python, and beside it are its own files.
+    let command = std::env::current_exe().ok().filter(|command| command.ends_with("meridian"));
+    let beside = command.and_then(|command| Some(command.parent()?.parent()?.join("policies")));
     Ok([beside, Some("target/policies".into())].into_iter().flatten().find(has_default))
 }
 

@@ -16,7 +16,7 @@ use thiserror::Error;
 /// Whole pages, which registration needs anyway.
 const ALIGNMENT: usize = 4096;
 /// A large page of x86-64, and of aarch64 with pages of 4 KiB. The kernel copies from another process page by page: a region
-/// of large pages is read faster (`make figures ONLY=fabric PART=nixl`).
+/// of large pages is read faster.
 const LARGE_PAGE: usize = 2 << 20;
 const WRITTEN: u32 = u32::MAX;
 
