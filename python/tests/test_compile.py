@@ -45,11 +45,23 @@ PolicyEngine(MeridianConfig(policy=PolicyConfig(dispatch=SlotConfig(source=sys.a
 """
 
 
+COMMAND = """
+import sys
+from meridian._native import run_command
+if len(sys.argv) > 2:
+    sys.executable = sys.argv[2]
+sys.exit(run_command(["meridian", "policy", "check", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("program", [ENGINE, COMMAND], ids=["engine", "command"])
 @pytest.mark.parametrize("interpreter", [None, "/nowhere/python", ""])
-def test_an_engine_starts_the_interpreter(interpreter: str | None, policies: Path, tmp_path: Path) -> None:
+def test_an_engine_and_the_command_start_the_interpreter(
+    program: str, interpreter: str | None, policies: Path, tmp_path: Path
+) -> None:
     args = [str(policies / "balanced.wasm"), *([] if interpreter is None else [interpreter])]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    command = (sys.executable, "-c", ENGINE, *args)
+    command = (sys.executable, "-c", program, *args)
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
     if interpreter == "/nowhere/python":
         assert "cannot start /nowhere/python to compile" in done.stderr

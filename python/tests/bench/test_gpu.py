@@ -112,6 +112,7 @@ def test_a_model_that_is_none_is_refused(tmp_path: Path) -> None:
     assert done.stderr.endswith(f"error: --model: {tmp_path}: expected a folder with a config.json\n")
 
 
+@pytest.mark.exhaustive
 def test_a_dry_run_takes_every_stage_without_a_gpu(tmp_path: Path) -> None:
     done = gpu("--dry-run", "--seed", "1", "--out", str(tmp_path))
     assert "Traceback" not in done.stderr

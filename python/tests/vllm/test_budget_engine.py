@@ -21,7 +21,7 @@ def forced_ends(**options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("scheduling", "marker", "scheduler", "marker_is_one_token"),
     [
-        ("sync", "</think>", "SyncMeridianScheduler", True),
+        pytest.param("sync", "</think>", "SyncMeridianScheduler", True, marks=pytest.mark.exhaustive),
         pytest.param("async", "</think>", "AsyncMeridianScheduler", True, marks=pytest.mark.exhaustive),
         ("async", "so much for that", "AsyncMeridianScheduler", False),
     ],

@@ -302,12 +302,12 @@ ENGINES = [
     "sync-160-cached",
     "sync-56-cached",
     "async-160-cached",
-    "sync-160-uncached",
-    "sync-56-uncached",
-    "async-160-uncached",
+    pytest.param("sync-160-uncached", marks=pytest.mark.exhaustive),
+    pytest.param("sync-56-uncached", marks=pytest.mark.exhaustive),
+    pytest.param("async-160-uncached", marks=pytest.mark.exhaustive),
     "sync-160-connector",
-    "sync-56-connector-uncached",
-    "v2-160-cached",
+    pytest.param("sync-56-connector-uncached", marks=pytest.mark.exhaustive),
+    pytest.param("v2-160-cached", marks=pytest.mark.exhaustive),
 ]
 # Interpreted kernels are slow.
 REQUESTS = {"sync": 30, "async": 30, "v2": 12}

@@ -112,7 +112,13 @@ def record(folder: Path) -> None:
     found.rename(folder / f"dispatch-4711-{found.name.rpartition('-')[2]}")
 
 
-@pytest.mark.parametrize("block", marked("run"), ids=named)
+def in_parts(found: list[Block]) -> list[Any]:
+    """The measurements of the bench's own page take minutes."""
+    slow = pytest.mark.exhaustive
+    return [pytest.param(block, marks=[slow] if named(block).startswith("bench/README.md") else []) for block in found]
+
+
+@pytest.mark.parametrize("block", in_parts(marked("run")), ids=named)
 def test_commands_run(block: Block, clone: Path) -> None:
     run(block, clone)
 

@@ -18,8 +18,8 @@ KEYS = {
     "python": ("policy.py", "p - c for", "0.0 * p for"),
     "js": ("policy.js", "columns[i] - columns[candidates + i]", "0 * columns[i]"),
 }
-# One compiled and one with an interpreter; the others in `make test-all`.
-CORE = ("rust", "python")
+# The others build with compilers and interpreters that take minutes.
+CORE = ("rust", "c")
 LANGUAGES = [pytest.param(name, marks=[] if name in CORE else pytest.mark.exhaustive) for name in KEYS]
 # What a component with an interpreter needs, as its `policy.toml` says.
 MEMORY_MIB = 128

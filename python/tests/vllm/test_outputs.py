@@ -12,7 +12,7 @@ from typing import Any
 import fresh
 import pytest
 from outputs.compare import first_difference
-from outputs.situations import HTTP_ASYNC, LONGER_ENGINES, OFFLINE, SITUATIONS, WAYS, jobs, of
+from outputs.situations import CORE, LONGER_ENGINES, SITUATIONS, WAYS, jobs, of
 
 RUN = Path(__file__).parent / "outputs" / "run.py"
 ASKED = RUN.with_name("asked.py")
@@ -27,42 +27,38 @@ def played(script: Path, folder: Path, *args: str) -> list[dict[str, Any]]:
     return json.loads((folder / "rows.json").read_text())
 
 
-CORE = (OFFLINE, HTTP_ASYNC)
-OTHERS = tuple(way for way in WAYS if way not in CORE)
-
-
 @pytest.fixture(scope="module")
 def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """A row a situation, by its name, in some of the ways."""
+    """A row a situation, by its name, of a part of the engines and ways."""
     folder = tmp_path_factory.mktemp("outputs")
-    ways = [word for way in request.param for word in ("--way", way)]
-    return {row["name"]: row for row in played(RUN, folder, "--keep", str(folder / "logs"), *ways)}
+    return {row["name"]: row for row in played(RUN, folder, "--part", request.param, "--keep", str(folder / "logs"))}
 
 
-in_all_ways = pytest.mark.parametrize(
-    "rows",
-    [pytest.param(CORE, id="core"), pytest.param(OTHERS, id="others", marks=pytest.mark.exhaustive)],
-    indirect=True,
-)
+PARTS = ("core", pytest.param("others", marks=pytest.mark.exhaustive))
+of_each_part = pytest.mark.parametrize("rows", PARTS, indirect=True)
 
 
-@in_all_ways
+@of_each_part
 @pytest.mark.parametrize("name", [x.name for x in SITUATIONS])
 def test_outputs_are_those_of_stock_vllm(rows: dict[str, dict[str, Any]], name: str) -> None:
     if name not in rows:
-        pytest.skip("not in these ways")
+        pytest.skip("in the other part")
     differences = rows[name]["differences"]
     lines = [f"{name}, {way}: stock and Meridian differ at {where}" for way, where in differences.items()]
     assert rows[name]["ways"], f"{name} did not run in any way"
     assert not lines, "\n".join(lines)
 
 
-@in_all_ways
+@of_each_part
 def test_there_are_enough_situations_in_every_way(rows: dict[str, dict[str, Any]]) -> None:
-    ran = {way.partition(", ")[2] for row in rows.values() for way in row["ways"]}
-    assert ran in (set(CORE), set(OTHERS))
-    of_ways = [(engine, way) for engine, way in jobs() if way in ran and engine not in LONGER_ENGINES]
-    assert rows.keys() == {x.name for engine, way in of_ways for x in of(engine, way)}
+    ran = {way for row in rows.values() for way in row["ways"]}
+    every = {job for job in jobs() if job[0] not in LONGER_ENGINES}
+    chosen = CORE if ran & {", ".join(job) for job in CORE} else every - CORE
+    assert ran == {", ".join(job) for job in chosen}
+    assert rows.keys() == {x.name for job in chosen for x in of(*job)}
+    assert {x.name for job in every for x in of(*job)} == {x.name for x in SITUATIONS}
+    assert len({x.name for x in SITUATIONS}) == len(SITUATIONS)
+    assert {way for _, way in every} == set(WAYS)
     assert len(rows) >= LEAST
 
 
@@ -89,7 +85,10 @@ def test_rounding_is_no_difference() -> None:
     assert first_difference([[-10_000.0]], [[-10_000.1]]) is None
 
 
-@pytest.mark.parametrize(("runner", "count"), [("v1", 24), pytest.param("v2", 2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("runner", "count"),
+    [("v1", 8), *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("v1", 24), ("v2", 2)))],
+)
 def test_budgets_that_are_asked_for_keep_what_vllm_promises(tmp_path: Path, runner: str, count: int) -> None:
     if runner == "v2":
         fresh.skip_without_cpu_runner_v2()
@@ -101,7 +100,7 @@ def test_budgets_that_are_asked_for_keep_what_vllm_promises(tmp_path: Path, runn
 
 @pytest.mark.exhaustive
 def test_outputs_are_those_of_stock_vllm_on_model_runner_v2(tmp_path: Path) -> None:
-    """The engines that are quick where kernels are interpreted; `make figures ONLY=seams PART=runner-v2` has all."""
+    """The engines that are quick where kernels are interpreted; `make figures ONLY=outputs PART=runner-v2` has all."""
     fresh.skip_without_cpu_runner_v2()
     engines = ("in reasoning", "sessions", "adapter", "no tokenizer")
     rows = played(RUN, tmp_path, "--runner", "v2", *(word for name in engines for word in ("--engine", name)))

@@ -26,7 +26,9 @@ def can_make_machines() -> bool:
     return True
 
 
-@pytest.mark.parametrize("form", [RANKS, pytest.param(STAGES, marks=pytest.mark.exhaustive)])
+# What crosses between processes is tested by test_budget_channel.py.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("form", [RANKS, STAGES])
 def test_every_process_that_samples_gets_its_orders(form: str) -> None:
     if form == RANKS and can_make_machines():
         # Two ranks as well, and not beside each other.

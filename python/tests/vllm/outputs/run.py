@@ -218,6 +218,7 @@ def main() -> int:
     p.add_argument("--out", type=Path, required=True, help="write the rows to this file")
     p.add_argument("--engine", action="append", help="only this engine of situations.py; may be given again")
     p.add_argument("--way", action="append", help="only this way; may be given again")
+    p.add_argument("--part", choices=("core", "others"), help="the engines and ways of `make test`, or the others")
     p.add_argument("--runner", choices=RUNNERS, default=V1, help="vLLM's model runner, of both sides")
     p.add_argument("--against", choices=("meridian", "stock"), default="meridian", help="the other side")
     p.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="engines at once")
@@ -232,6 +233,8 @@ def main() -> int:
         is_chosen = engine in a.engine if a.engine else engine not in situations.LONGER_ENGINES
         ways = a.way or (situations.WAYS if a.runner == V1 else situations.way_of_runner_v2(engine))
         if not is_chosen or way not in ways:
+            continue
+        if a.part and ((engine, way) in situations.CORE) != (a.part == "core"):
             continue
         at = keep.resolve() / f"{len(pairs):02}"
         sides = (("stock", "a"), (a.against, "b"))

@@ -1002,6 +1002,21 @@ LONGER_ENGINES = (SAMPLED_ENGINE, THOUGHT_ENGINE)
 EVERY = (*SITUATIONS, SAMPLED, THOUGHT)
 
 
+# In `make test`: offline and over HTTP, both ways of scheduling, and what Meridian has code for.
+CORE = frozenset(
+    {
+        ("parser", HTTP_ASYNC),
+        ("parser", OFFLINE),
+        ("plain", OFFLINE_ASYNC),
+        ("in reasoning", OFFLINE),
+        ("speculation", OFFLINE),
+        ("tight", OFFLINE_ASYNC),
+        ("adapter", OFFLINE),
+        ("sessions", OFFLINE),
+    }
+)
+
+
 def jobs() -> list[tuple[str, str]]:
     """Each engine and way in which some situation runs; those that take longest first."""
     found = [(name, way) for name, engine in ENGINES.items() for way in engine.ways if of(name, way)]
