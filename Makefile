@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help fetch demo test test-all test-matrix canary check docs fuzz serve figures gpu policies wheel release clean
 
 ARGS ?=
-ONLY ?= component
+ONLY ?= quick
 PART ?=
 PORT ?= 8000
 SECONDS ?= 30
@@ -51,7 +51,7 @@ fuzz: ## Fuzz each target for so many seconds, its checked-in corpus first; SECO
 serve: fetch policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small model that thinks; ARGS="--max-num-seqs 8"
 	@py=$$(scripts/build-wheel.sh); scripts/serve.sh "$$py" $(PORT) $(ARGS)
 
-figures: fetch policies ## Measure the must-show figures, one JSON line each; ONLY=component
+figures: fetch policies ## Measure the must-show figures, one JSON line each: the quick form of all areas, or ONLY=levels
 	@py=$$(scripts/build-wheel.sh); "$$py" -m checks --only $(ONLY) $(addprefix --part ,$(PART))
 
 gpu: fetch policies ## Check and measure everything on a GPU; ARGS="--model DIR --small"; ARGS="--dry-run" without one

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from checks.areas import AREAS, parts_of
 from checks.figures import LONG, QUICK, Measure
 from checks.report import forget, keep, write_figures
-from checks.run import WORK, provenance, say
+from checks.run import TRACES, WORK, provenance, say
 
 PAIRS, QUICK_PAIRS = 5, 2
 
@@ -76,7 +76,9 @@ def measure(job: Job, form: str, pairs: int, source: dict[str, str]) -> bool:
             names.add(figure.name)
     except (Exception, SystemExit) as why:
         # The other parts can still be measured.
-        say(str(why.code) if isinstance(why, SystemExit) else traceback.format_exc())
+        is_trace = isinstance(why, FileNotFoundError) and str(TRACES) in str(why.filename)
+        said = f"{why}; MERIDIAN_TRACES names the folder of traces" if is_trace else traceback.format_exc()
+        say(str(why.code) if isinstance(why, SystemExit) else said)
         return False
     if form == LONG:
         forget(job.area, job.part, names)

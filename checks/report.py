@@ -126,7 +126,17 @@ class History:
     def is_stale(self, commit: str, subject: Sequence[str]) -> bool:
         """Whether a file of the subject has changed since."""
         later = self.since(commit)
-        return later is None or any(is_of(file, subject) for each in later for file in self._files[each])
+        return later is None or any(
+            is_of(file, subject) for each in later if not keeps_figures(self._files[each]) for file in self._files[each]
+        )
+
+
+def keeps_figures(files: Sequence[str]) -> bool:
+    """Whether a commit only keeps figures, with the tables that are written from them."""
+    of_results = [file.startswith("bench/results/") for file in files]
+    return any(of_results) and all(
+        is_one or file.endswith(".md") for is_one, file in zip(of_results, files, strict=True)
+    )
 
 
 def is_of(file: str, subject: Sequence[str]) -> bool:

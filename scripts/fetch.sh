@@ -316,6 +316,7 @@ Y
 }
 
 name=${1:-}
+[ $# -le 1 ] || die "expected one name, found: $*"
 case $name in tools | check | release | kubernetes | aiperf | mdbook | prometheus | registry | wasm32) ;; *) environment tools >/dev/null ;; esac
 case $name in
   tools | check | release | kubernetes | aiperf) environment "$name" ;;

@@ -18,7 +18,7 @@ for target in "$@"; do
 done
 # The same set of packages as every other build, so that dependencies are compiled once.
 RUSTC_WORKSPACE_WRAPPER=$MERIDIAN_ROOT/scripts/fuzz-rustc.sh \
-  stage "fuzz targets, compile" cargo build --release --locked --quiet --workspace --features meridian-fuzz/libfuzzer "${bins[@]}"
+  cargo build --release --locked --quiet --workspace --features meridian-fuzz/libfuzzer "${bins[@]}"
 fuzz() {
   local target=$1 out=target/fuzz/$1 dict=host/fuzz/$1.dict
   local options=(-max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -max_len=8192 -print_final_stats=1)

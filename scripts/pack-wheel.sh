@@ -6,6 +6,8 @@ set -euo pipefail
 out=$(realpath -m "${1:?usage: pack-wheel.sh FOLDER [OPTION OF maturin build...]}"); shift
 tools=$("$MERIDIAN_ROOT/scripts/fetch.sh" tools)
 cd "$MERIDIAN_ROOT"
+# An earlier build's command, which maturin would take for data of the package.
+rm -rf python/meridian._native.data
 build_host
 # maturin calls `cargo rustc`, which takes one crate: its dependencies would be compiled once more, with that crate's features.
 export CARGO=$MERIDIAN_ROOT/scripts/cargo-host.sh

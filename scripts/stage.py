@@ -11,28 +11,40 @@ A stage that only compiles is called `..., compile`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+KEPT = "MERIDIAN_STAGES"
 
 
 def run(name: str, command: list[str]) -> int:
     """Run a stage; its exit code."""
     print(f"\033[1m==>\033[0m {name}", file=sys.stderr, flush=True)
     since = time.monotonic()
-    try:
-        code = subprocess.call(command)
-    except KeyboardInterrupt:
-        code = 130
+    # Its own stages are not counted beside it.
+    env = {key: value for key, value in os.environ.items() if key != KEPT}
+    process = subprocess.Popen(command, env=env)
+    while True:
+        # Ctrl-C reaches the command as well, which may have to clean up.
+        with contextlib.suppress(KeyboardInterrupt):
+            code = process.wait()
+            break
     kept = {"stage": name, "seconds": round(time.monotonic() - since, 1), "code": code}
-    if path := os.environ.get("MERIDIAN_STAGES"):
+    if path := os.environ.get(KEPT):
         with open(path, "a") as file:
             print(json.dumps(kept), file=file)
-    # A process that a signal has ended, as a shell says it.
-    return code if code >= 0 else 128 - code
+    if code < 0:
+        # As if the command itself had been called.
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def table(path: Path) -> str:

@@ -15,7 +15,8 @@ codes=()
 tests() {
   local name=$1 code=0; shift
   stage "$name" "$py" -m pytest -c python/pyproject.toml --rootdir . "$@" || code=$?
-  [ $code != 2 ] || exit 2 # interrupted, or a file that cannot be imported
+  # Interrupted, or a file that cannot be imported.
+  if [ $code = 2 ] || [ $code -ge 128 ]; then exit $code; fi
   codes+=($code)
 }
 tests "python, two processes" --durations 30 --durations-min 1 -m "not whole_machine$core" -n $(($(nproc) > 1 ? 2 : 1)) --dist loadfile --no-loadscope-reorder "$@"

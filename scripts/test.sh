@@ -9,9 +9,10 @@ all=${1:-}
 export MERIDIAN_STAGES=$MERIDIAN_ROOT/target/stages/test$all.jsonl
 mkdir -p target/stages target/hostile
 rm -f "$MERIDIAN_STAGES"
+trap '[ ! -e "$MERIDIAN_STAGES" ] || scripts/stage.py --table "$MERIDIAN_STAGES" >&2' EXIT
 scripts/check.sh
 stage "policies, compile" scripts/build-policies.sh
-stage "what tests need, fetched" scripts/fetch.sh cuda registry prometheus tokenizers >/dev/null
+for name in cuda registry prometheus tokenizers; do stage "fetching: $name" scripts/fetch.sh $name >/dev/null; done
 stage "host, compile" cargo test --release --locked --workspace --no-run
 stage "host" cargo test --release --locked --workspace
 stage "policies" cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
@@ -19,11 +20,10 @@ if [ "$all" ]; then
   stage "kernels with CUDA's compilers" scripts/check-kernels.sh
   RUSTFLAGS="--cfg loom" stage "threads in every order (loom)" cargo test --release --locked -p meridian-core -p meridian-memory \
     --no-default-features --test loom --test blocks_loom --test slot_loom --target-dir target/loom
-  stage "fuzzing" scripts/fuzz.sh 20
+  stage "fuzzing, 20 s a target, and its builds" scripts/fuzz.sh 20
 fi
 target/release/examples/hostile target/hostile > target/hostile/kinds.txt # built by the tests above
 py=$(stage "wheel, compile" scripts/build-wheel.sh)
 MERIDIAN_TOKENIZERS=$(scripts/fetch.sh tokenizers); export MERIDIAN_TOKENIZERS
 stage "examples" scripts/run-examples.sh "$py"
 scripts/test-python.sh "$py" ${all:+--all}
-scripts/stage.py --table "$MERIDIAN_STAGES" >&2

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import meridian
 import tomllib
@@ -49,27 +50,24 @@ VERSIONS = {
 
 @dataclass
 class Timed:
-    """A run of a command of the makefile: its stages with their seconds, and its log."""
+    """A run of a command of the makefile: its seconds, those of its stages, and its log."""
 
+    total: float
     stages: dict[str, float]
     log: str
-
-    @property
-    def total(self) -> float:
-        """Seconds of all stages."""
-        return sum(self.stages.values())
 
 
 def timed(what: str, clone: Path, env: dict[str, str]) -> Timed:
     """Run `make WHAT`."""
-    log = WORK / f"setup-{what}.log"
+    log, began = WORK / f"setup-{what}.log", time.monotonic()
     with log.open("w") as kept:
         done = subprocess.run(("make", what), cwd=clone, env=env, stdout=kept, stderr=subprocess.STDOUT)
+    total = time.monotonic() - began
     if done.returncode:
         sys.exit(f"error: make {what} ended with {done.returncode}, see {log}")
     name = what.replace("test-all", "test--all")
     lines = map(json.loads, (clone / "target" / "stages" / f"{name}.jsonl").read_text().splitlines())
-    return Timed({line["stage"]: line["seconds"] for line in lines}, log.read_text(errors="replace"))
+    return Timed(total, {line["stage"]: line["seconds"] for line in lines}, log.read_text(errors="replace"))
 
 
 def times(what: str, state: str, _: int) -> Iterator[Figure]:
@@ -178,49 +176,68 @@ def mutations(_: int) -> Iterator[Figure]:
     """Defects of `mutations.toml`, each in a copy of the sources: how many the tests find."""
     described = tomllib.loads((ROOT / "checks" / "mutations.toml").read_text())
     with tempfile.TemporaryDirectory() as made:
-        clone = Path(made) / "clone"
+        clone, package = Path(made) / "clone", Path(made) / "package"
         output("git", "clone", "-q", str(ROOT), clone)
-        cargo = ("cargo", "test", "--release", "--locked", "--target-dir", ROOT / "target", "--workspace")
-        # As the wheel has it, with the built module.
-        package = Path(made) / "package" / "meridian"
-        shutil.copytree(Path(meridian.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-        for kind in ("host", "python"):
-            found = 0
+        # As it is installed, beside the built module.
+        shutil.copytree(Path(meridian.__file__).parent, package / "python" / "meridian")
+
+        def passes(kind: str, test: Any) -> bool:
+            if kind == "host":
+                command = (
+                    "cargo",
+                    "test",
+                    "--release",
+                    "--locked",
+                    "--workspace",
+                    "--target-dir",
+                    ROOT / "target",
+                    *test,
+                )
+                done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
+                is_wrong = "could not compile" in done.stderr
+            else:
+                options = ("-c", "python/pyproject.toml", "--rootdir", ".", "-x", "-m", "not exhaustive")
+                env = {**os.environ, "PYTHONPATH": str(package / "python")}
+                command = (sys.executable, "-m", "pytest", *options, test)
+                done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+                is_wrong = done.returncode > 1
+            if is_wrong:
+                sys.exit(f"error: {test}: did not run: {(done.stderr or done.stdout)[-2000:]}")
+            return done.returncode == 0
+
+        for kind, folder in (("host", clone), ("python", package)):
+            for test in {str(each["test"]): each["test"] for each in described[kind]}.values():
+                if not passes(kind, test):
+                    sys.exit(f"error: {test}: fails without a defect; `make test` builds what it needs")
+            found, count = 0, len(described[kind])
             for mutation in described[kind]:
-                inside = clone if kind == "host" else package.parents[0]
-                path = inside / mutation["file"].removeprefix("" if kind == "host" else "python/")
+                path = folder / mutation["file"]
                 text = path.read_text()
                 if text.count(mutation["before"]) != 1:
                     sys.exit(f"error: {mutation['file']}: expected once: {mutation['before']!r}")
                 path.write_text(text.replace(mutation["before"], mutation["after"]))
-                if kind == "host":
-                    command, env = (*cargo, *mutation["test"]), None
-                else:
-                    options = ("-c", "python/pyproject.toml", "--rootdir", ".", "-x", "-m", "not exhaustive")
-                    command = (sys.executable, "-m", "pytest", *options, mutation["test"])
-                    env = {**os.environ, "PYTHONPATH": str(package.parent)}
-                done = subprocess.run(
-                    command, cwd=clone if kind == "host" else ROOT, env=env, capture_output=True, text=True
-                )
+                is_found = not passes(kind, mutation["test"])
                 path.write_text(text)
-                # A test that fails, and no source that does not compile.
-                is_found = "test result: FAILED" in done.stdout if kind == "host" else done.returncode == 1
-                say(f"  {mutation['what']}: {'found' if is_found else f'NOT FOUND, exit code {done.returncode}'}")
+                say(f"  {mutation['what']}: {'found' if is_found else 'NOT FOUND'}")
                 found += is_found
-            yield Figure(
-                f"defects of {len(described[kind])} in the {kind} that tests find",
-                found,
-                "defects",
-                f">= {len(described[kind])}",
-            )
+            yield Figure(f"defects of {count} in the {kind} that tests find", found, "defects", f">= {count}")
 
 
+BUILD = ("Makefile", "scripts", "Cargo.toml", "Cargo.lock", "host", "python")
 # The times take hours together.
 PARTS: dict[str, Part] = {
-    "wheel": wheel,
-    "docs": docs,
-    "mutations": mutations,
-    **{f"matrix-{version.removesuffix('.0')}": partial(matrix, version) for version in VERSIONS},
-    **{f"{what}-{state}": partial(times, what, state) for what in ("demo", "test") for state in ("cold", "warm")},
-    "test-all-cold": partial(times, "test-all", "cold"),
+    "wheel": Part(wheel, BUILD, wheel, 30),
+    "docs": Part(docs, ("README.md", "docs/src", "scripts"), docs, 15),
+    "mutations": Part(mutations, (*BUILD, "checks/mutations.toml")),
+    **{f"matrix-{version.removesuffix('.0')}": Part(partial(matrix, version), BUILD) for version in VERSIONS},
+    **{
+        f"{what}-{state}": Part(partial(times, what, state), BUILD)
+        for what, state in (
+            ("demo", "cold"),
+            ("demo", "warm"),
+            ("test", "cold"),
+            ("test", "warm"),
+            ("test-all", "cold"),
+        )
+    },
 }

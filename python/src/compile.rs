@@ -1,7 +1,6 @@
 //! Where the components of a Python process are compiled: in another Python, which can be killed.
 //!
-//! It loads this very module, so that both have the same wasmtime, and no program has to be found. The `meridian` command of
-//! the same wheel may be missing, or another version's.
+//! It loads this very module, so that both have the same wasmtime, and no program has to be found.
 
 use std::path::PathBuf;
 

@@ -69,6 +69,7 @@ fn read_admin_tokens(path: PathBuf) -> PyResult<Vec<(String, bool)>> {
 /// Run the `meridian` command with these arguments, the program's name first; returns its exit code.
 #[pyfunction]
 fn run_command(py: Python<'_>, args: Vec<OsString>) -> u8 {
+    compile::start_processes(py);
     py.detach(|| meridian_cli::run(args))
 }
 
