@@ -13,6 +13,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,24 +119,43 @@ class Fleet:
         ]
         if engines > 1:
             command += ["--data-parallel-size", str(engines)]
-        self.process = subprocess.Popen(
-            [*prefix, *command, *options],
-            env=self.env,
+        self._command = [*prefix, *command, *options]
+        self.lines: list[str] = []
+        self._reader: threading.Thread | None = None
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._command,
+            env=self.env | {"PYTHONFAULTHANDLER": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
-        self.lines: list[str] = []
-        self._reader: threading.Thread | None = None
 
-    def wait_until_ready(self, api_servers: int = 1) -> None:
+    def wait_until_ready(self, api_servers: int = 1, may_hang: bool = True) -> None:
         """Read its log until every API server has started.
+
+        vLLM's worker has hung at its start, before it has an engine: seen twice on two cores, never alone. Such a
+        server says where it stands, and is started once more.
 
         Raises:
             RuntimeError: it did not start; with the end of its log.
         """
-        watchdog = threading.Timer(START_LIMIT_S, self.kill)
+        has_hung, group = threading.Event(), self.process.pid
+
+        def end(by: signal.Signals) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, by)
+
+        def give_up() -> None:
+            has_hung.set()
+            # Each process prints its stacks.
+            end(signal.SIGABRT)
+            threading.Timer(10.0, end, (signal.SIGKILL,)).start()
+
+        watchdog = threading.Timer(START_LIMIT_S, give_up)
         watchdog.start()
         assert self.process.stdout is not None
         started = 0
@@ -145,7 +165,16 @@ class Fleet:
             if started == api_servers:
                 break
         else:
-            raise RuntimeError("the server did not start:\n" + "".join(self.lines[-40:]))
+            watchdog.cancel()
+            said = "the server did not start:\n" + "".join(self.lines[-200:])
+            if not (has_hung.is_set() and may_hang):
+                raise RuntimeError(said)
+            warnings.warn(said, stacklevel=2)
+            self.process.wait()
+            self.lines.clear()
+            self.process = self._start()
+            self.wait_until_ready(api_servers, may_hang=False)
+            return
         watchdog.cancel()
         # The pipe must not fill up while requests run.
         self._reader = threading.Thread(target=self.lines.extend, args=(self.process.stdout,), daemon=True)
