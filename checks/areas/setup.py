@@ -30,7 +30,7 @@ MINUTE = 60.0
 CRATE = re.compile(r"^ *(?:Compiling|Checking) (\S+) v", re.MULTILINE)
 # What is built again only after a change: crates of others, and what is fetched.
 BUILT = re.compile(
-    r"^ *Compiling \S+ v\S+$|==>.*(: installing |fetching|to fetch|building mdBook|vllm 1/)", re.MULTILINE
+    r"^ *Compiling \S+ v\S+$|==>.*(: installing |: fetching|to fetch|building mdBook|vllm 1/)", re.MULTILINE
 )
 # The last stage before the demo's first table.
 FIRST_TABLE = "simulated day"
