@@ -7,7 +7,7 @@ cd "$MERIDIAN_ROOT"
 given=" $* "
 export MERIDIAN_STAGES=$MERIDIAN_ROOT/target/stages/demo.jsonl
 mkdir -p target/stages
-rm -f "$MERIDIAN_STAGES"
+rm -f "$MERIDIAN_STAGES"*
 case $given in
 *" --trace"* | *" --scenario"* | *" --json"* | *" --help "* | *" -h "*) ;;
 *) # Before the components and the wheel are built: a table within a second, of the engine that this machine does not have.

@@ -5,13 +5,15 @@
     stage.py --table FILE      the stages that FILE has, as a table
 
 MERIDIAN_STAGES names the file, which gets a JSON line for each stage: `stage`, `seconds`, `code`. Without it nothing is
-kept.
+kept. While a stage runs, a file FILE.now-ID has its name, and MERIDIAN_STAGE_NOW names that file to the stage, which may
+keep what it is at in files of longer names. A table ends with them: a command that was ended says where it stood.
 A stage that only compiles is called `..., compile`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import signal
@@ -21,6 +23,7 @@ import time
 from pathlib import Path
 
 KEPT = "MERIDIAN_STAGES"
+NOW = "MERIDIAN_STAGE_NOW"
 
 
 def run(name: str, command: list[str]) -> int:
@@ -29,6 +32,9 @@ def run(name: str, command: list[str]) -> int:
     since = time.monotonic()
     # Its own stages are not counted beside it.
     env = {key: value for key, value in os.environ.items() if key != KEPT}
+    if path := os.environ.get(KEPT):
+        env[NOW] = f"{path}.now-{os.getpid()}"
+        Path(env[NOW]).write_text(name)
     process = subprocess.Popen(command, env=env)
     while True:
         # Ctrl-C reaches the command as well, which may have to clean up.
@@ -36,9 +42,11 @@ def run(name: str, command: list[str]) -> int:
             code = process.wait()
             break
     kept = {"stage": name, "seconds": round(time.monotonic() - since, 1), "code": code}
-    if path := os.environ.get(KEPT):
+    if path:
         with open(path, "a") as file:
             print(json.dumps(kept), file=file)
+        for now in glob.glob(glob.escape(env[NOW]) + "*"):
+            os.remove(now)
     if code < 0:
         # As if the command itself had been called.
         with contextlib.suppress(OSError):
@@ -48,8 +56,8 @@ def run(name: str, command: list[str]) -> int:
 
 
 def table(path: Path) -> str:
-    """The stages with their minutes, and what compiles and what runs together."""
-    stages = [json.loads(line) for line in path.read_text().splitlines()]
+    """The stages with their minutes, what compiles and what runs together, and stages that have not ended."""
+    stages = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     compiling = sum(stage["seconds"] for stage in stages if stage["stage"].endswith(", compile"))
     total = sum(stage["seconds"] for stage in stages)
     rows = [
@@ -60,6 +68,8 @@ def table(path: Path) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {int(seconds) // 60:3d}:{int(seconds) % 60:02d}" for name, seconds in rows]
     lines.insert(len(stages), "-" * (width + 8))
+    for now in map(Path, sorted(glob.glob(glob.escape(str(path)) + ".now-*"))):
+        lines.append(f"not ended after {time.time() - now.stat().st_mtime:.0f} s: {now.read_text()}")
     return "\n".join(lines)
 
 

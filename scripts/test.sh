@@ -8,8 +8,8 @@ all=${1:-}
 [[ $all =~ ^(--all)?$ ]] || die "usage: test.sh [--all]"
 export MERIDIAN_STAGES=$MERIDIAN_ROOT/target/stages/test$all.jsonl
 mkdir -p target/stages target/hostile
-rm -f "$MERIDIAN_STAGES"
-trap '[ ! -e "$MERIDIAN_STAGES" ] || scripts/stage.py --table "$MERIDIAN_STAGES" >&2' EXIT
+rm -f "$MERIDIAN_STAGES"*
+trap 'scripts/stage.py --table "$MERIDIAN_STAGES" >&2' EXIT
 scripts/check.sh
 stage "policies, compile" scripts/build-policies.sh
 for name in cuda registry prometheus tokenizers; do stage "fetching: $name" scripts/fetch.sh $name >/dev/null; done

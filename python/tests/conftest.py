@@ -45,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What the table of stages shows if the run is ended from outside (scripts/stage.py)."""
+    if stage := os.environ.get("MERIDIAN_STAGE_NOW"):
+        Path(f"{stage}-{os.environ.get('PYTEST_XDIST_WORKER', 'test')}").write_text(item.nodeid)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """How many engines were started, after the slowest tests."""
     file = Path(os.environ["MERIDIAN_TEST_ENGINES"])

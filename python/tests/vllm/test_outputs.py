@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -27,15 +28,20 @@ def played(script: Path, folder: Path, *args: str) -> list[dict[str, Any]]:
     return json.loads((folder / "rows.json").read_text())
 
 
+Rows = Callable[[str], dict[str, dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """A row a situation, by its name, of a part of the engines and ways."""
-    folder = tmp_path_factory.mktemp("outputs")
-    return {row["name"]: row for row in played(RUN, folder, "--part", request.param, "--keep", str(folder / "logs"))}
+def rows_of(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """A row a situation, by its name, of a part of the engines and ways. A part is played once: not a parameter of the
+    fixture, which pytest would set up again for each test."""
 
+    @functools.cache
+    def play(part: str) -> dict[str, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("outputs")
+        return {row["name"]: row for row in played(RUN, folder, "--part", part, "--keep", str(folder / "logs"))}
 
-PARTS = ("core", pytest.param("others", marks=pytest.mark.exhaustive))
-of_each_part = pytest.mark.parametrize("rows", PARTS, indirect=True)
+    return play
 
 
 def names_of(is_core: bool) -> list[str]:
@@ -46,22 +52,23 @@ def names_of(is_core: bool) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "name"),
+    ("part", "name"),
     [
         *(pytest.param("core", name) for name in names_of(True)),
         *(pytest.param("others", name, marks=pytest.mark.exhaustive) for name in names_of(False)),
     ],
-    indirect=["rows"],
 )
-def test_outputs_are_those_of_stock_vllm(rows: dict[str, dict[str, Any]], name: str) -> None:
+def test_outputs_are_those_of_stock_vllm(rows_of: Rows, part: str, name: str) -> None:
+    rows = rows_of(part)
     differences = rows[name]["differences"]
     lines = [f"{name}, {way}: stock and Meridian differ at {where}" for way, where in differences.items()]
     assert rows[name]["ways"], f"{name} did not run in any way"
     assert not lines, "\n".join(lines)
 
 
-@of_each_part
-def test_there_are_enough_situations_in_every_way(rows: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("part", ["core", pytest.param("others", marks=pytest.mark.exhaustive)])
+def test_there_are_enough_situations_in_every_way(rows_of: Rows, part: str) -> None:
+    rows = rows_of(part)
     ran = {way for row in rows.values() for way in row["ways"]}
     every = {job for job in jobs() if job[0] not in LONGER_ENGINES}
     chosen = CORE if ran & {", ".join(job) for job in CORE} else every - CORE
