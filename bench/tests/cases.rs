@@ -2,8 +2,6 @@
 //!
 //! Needs the components: `make policies`.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -1,13 +1,13 @@
 //! What cannot be compared says why, in one line.
 
-mod support;
-
 use std::path::PathBuf;
 
 use meridian_bench::compare::{Options, compare};
 use meridian_bench::read::read;
 use meridian_bench::results::Results;
 use support::Made;
+
+use crate::support;
 
 fn problem(a: &Results, b: &Results, options: &Options) -> String {
     let error = compare(a, b, options).expect_err("not comparable").to_string();

@@ -1,11 +1,11 @@
 //! Verdicts: what changed is found, what did not is noise.
 
-mod support;
-
 use meridian_bench::compare::{ChangeVerdict, Comparison, Options, Scale, Source, compare};
 use meridian_bench::results::{Better, METRICS, Results};
 use proptest::prelude::*;
 use support::{Made, normal, random};
+
+use crate::support;
 
 const KEYS: [&str; 8] = [
     "itl_output_p99_ms",

@@ -1,10 +1,5 @@
 //! Grids: the same bytes whether they ran through or were interrupted, and rows that say why they are left out.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-#[path = "support/step.rs"]
-mod step;
-
 use meridian_bench::grid::{Axes, Grid, Kept, OPPONENTS, STOCK};
 use meridian_bench::load::{Course, Stage};
 use meridian_bench::metrics::HOLDS;
@@ -15,6 +10,8 @@ use meridian_bench::steady::{RESIDENCES, capacity, steady};
 use meridian_bench::trace::Workload;
 use meridian_core::MeridianConfig;
 use step::STEP;
+
+use crate::step;
 
 const WORKLOAD: &str = "
     preset = 'plain-chat'

@@ -1,10 +1,10 @@
 //! The report as HTML: complete, self-contained, well-formed, whatever names it shows.
 
-mod support;
-
 use meridian_bench::report::html;
 use meridian_bench::results::{METRICS, Results};
 use support::{Made, assert_well_formed};
+
+use crate::support;
 
 fn count(text: &str, part: &str) -> usize {
     text.matches(part).count()

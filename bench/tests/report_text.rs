@@ -1,10 +1,10 @@
 //! The report as text.
 
-mod support;
-
 use meridian_bench::report::{markdown, table};
 use meridian_bench::results::{LevelPoint, METRICS, Results};
 use support::Made;
+
+use crate::support;
 
 #[test]
 fn ten_metrics_come_first() {

@@ -1,8 +1,5 @@
 //! The simulator: what one request takes, what many leave behind, and that the policies decide as they do elsewhere.
 
-#[path = "support/step.rs"]
-mod step;
-
 use meridian_bench::policies::{Choice, Inject, Loader, Policies, PolicyArg};
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, Outcome, Router, Simulation, Swap};
@@ -10,6 +7,8 @@ use meridian_bench::trace::{Prefix, TraceRequest};
 use meridian_core::{FaultKind, MeridianConfig};
 use proptest::prelude::*;
 use step::STEP;
+
+use crate::step;
 
 fn engine() -> EngineConfig {
     EngineConfig {

@@ -1,8 +1,5 @@
 //! Engines that think and engines that answer, in the simulator.
 
-#[path = "support/step.rs"]
-mod step;
-
 use meridian_bench::policies::{Choice, Loader, Policies};
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, HandoffFleet, Outcome, Simulation, Transfer};
@@ -10,6 +7,8 @@ use meridian_bench::trace::TraceRequest;
 use meridian_core::MeridianConfig;
 use meridian_core::config::HandoffPolicyName;
 use step::STEP;
+
+use crate::step;
 
 const TRANSFER: Transfer = Transfer { fixed_ms: 5.0, gb_s: 2.0 };
 

@@ -183,16 +183,7 @@ def mutations(_: int) -> Iterator[Figure]:
 
         def passes(kind: str, test: Any) -> bool:
             if kind == "host":
-                command = (
-                    "cargo",
-                    "test",
-                    "--release",
-                    "--locked",
-                    "--workspace",
-                    "--target-dir",
-                    ROOT / "target",
-                    *test,
-                )
+                command = ("cargo", "test", "--release", "--locked", "--target-dir", ROOT / "target", *test)
                 done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
                 is_wrong = "could not compile" in done.stderr
             else:

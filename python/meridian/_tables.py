@@ -1,4 +1,4 @@
-# Written by `MERIDIAN_BLESS=1 cargo test --release -p meridian-core --test python_tables` from the native tables.
+# Written by `MERIDIAN_BLESS=1 cargo test --release -p meridian-core --test all python_tables` from the native tables.
 """The tables of `meridian.toml`. docs/src/configuration.md describes each field."""
 
 from __future__ import annotations

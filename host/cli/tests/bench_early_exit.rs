@@ -1,13 +1,13 @@
 //! `meridian bench vllm --scenario early-exit`, with a script in the place of Python that writes rows which were made up: what is
 //! asked of each engine, and what becomes of its answer. The driver of the real engine is tested in python/tests/bench.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use support::{Done, meridian, meridian_with};
+
+use crate::support;
 
 const PROBLEMS: u32 = 30;
 const RULES: [&str; 7] = ["eat", "eat-published", "level", "rpdi", "patience", "deer", "code-stop"];

@@ -1,7 +1,5 @@
 //! `meridian bench replay`, `calibrate` and `generate`, as a user runs them.
 
-mod support;
-
 use std::path::PathBuf;
 
 use meridian_bench::policies::{Choice, Loader, Policies};
@@ -12,6 +10,8 @@ use meridian_core::MeridianConfig;
 use meridian_engine::recording::{Recorder, RecorderSettings, SlotSetup};
 use serde_json::Value;
 use support::{Done, meridian};
+
+use crate::support;
 
 fn folder() -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("replay");

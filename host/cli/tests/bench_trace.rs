@@ -1,12 +1,12 @@
 //! `meridian bench trace`, and commands that lose their reader.
 
-mod support;
-
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use support::{Done, meridian};
+
+use crate::support;
 
 fn folder() -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("bench-trace");

@@ -1,13 +1,13 @@
 //! `meridian bench vllm`, with a script in the place of Python: what is asked of an engine, and what becomes of its answer. Real
 //! engines are driven by the tests in python/tests/vllm.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use support::{Done, meridian, meridian_with};
+
+use crate::support;
 
 /// A run of so many requests as `python -m meridian.vllm.bench` writes it, with something else in its place.
 fn document(requests: usize, change: impl FnOnce(&mut Value)) -> String {

@@ -1,10 +1,6 @@
 //! The process that compiles a component: the `meridian` binary, started by a runtime.
+
 #![cfg(target_os = "linux")]
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-#[path = "../../wasm/tests/support/bombs.rs"]
-mod bombs;
-
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +9,8 @@ use std::time::Duration;
 
 use bombs::{bombs, core, doubling, times};
 use meridian_wasm::{CompileCommand, CompileLimits, LoadError, Runtime};
+
+use crate::bombs;
 
 const MERIDIAN: &str = env!("CARGO_BIN_EXE_meridian");
 

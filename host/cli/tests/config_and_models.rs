@@ -1,15 +1,12 @@
 //! `meridian config` and `meridian models`: what they print, and how they refuse.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-#[path = "support/mod.rs"]
-mod command;
-
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use command::{Done, meridian};
+
+use crate::support as command;
 
 fn json_of(done: &Done) -> Value {
     serde_json::from_str(&done.stdout).unwrap()

@@ -1,7 +1,5 @@
 //! Components and recordings of another version of the contract are refused. Needs the components of this version: `make policies`.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -1,13 +1,5 @@
 //! `meridian ctl` and `meridian top` against a process that listens.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-#[path = "support/mod.rs"]
-mod command;
-#[expect(dead_code, reason = "shared with the tests of the listeners")]
-#[path = "../../admin/tests/support/mod.rs"]
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,6 +11,9 @@ use serde_json::Value;
 
 use command::meridian;
 use support::{Recorder, TOKEN, config, folder, metrics_at, status, version, write};
+
+use crate::admin_support as support;
+use crate::support as command;
 
 /// A process that is found from `folder`; `listen` as in the configuration.
 fn start(folder: &Path, listen: &str, token_file: &str) -> (Admin, Arc<Recorder>) {

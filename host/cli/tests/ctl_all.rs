@@ -1,13 +1,5 @@
 //! `meridian ctl ... --all` over the engines of a fleet file.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-#[path = "support/mod.rs"]
-mod command;
-#[expect(dead_code, reason = "shared with the tests of the listeners")]
-#[path = "../../admin/tests/support/mod.rs"]
-mod support;
-
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -22,6 +14,9 @@ use serde_json::Value;
 
 use command::meridian;
 use support::{TOKEN, config, folder, metrics_at, status, version, write};
+
+use crate::admin_support as support;
+use crate::support as command;
 
 /// An engine of this rank whose dispatch slot has a version.
 struct Ranked {

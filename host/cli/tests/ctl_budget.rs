@@ -1,19 +1,14 @@
 //! `meridian ctl budget` against a process that listens.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-#[path = "support/mod.rs"]
-mod command;
-#[expect(dead_code, reason = "shared with the tests of the listeners")]
-#[path = "../../admin/tests/support/mod.rs"]
-mod support;
-
 use std::sync::Arc;
 
 use meridian_admin::{Admin, ConnectionLimits, Surroundings};
 
 use command::meridian;
 use support::{Recorder, TOKEN, config, folder, metrics_at, write};
+
+use crate::admin_support as support;
+use crate::support as command;
 
 #[test]
 fn changes_reach_the_process_and_fail_where_none_was_made() {

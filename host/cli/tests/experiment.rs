@@ -1,7 +1,5 @@
 //! `meridian experiment` and `meridian bench predict`, as a user runs them, as far as they need no engine.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::sync::RwLock;
 
@@ -12,6 +10,8 @@ use meridian_fleet::stats::Sample;
 use meridian_fleet::{NamedPolicy, PolicyOrigin};
 use serde_json::Value;
 use support::Done;
+
+use crate::support;
 
 /// A child has this process's files, and with them their locks, between its fork and its start: whoever holds a store writes,
 /// whoever starts a child reads.

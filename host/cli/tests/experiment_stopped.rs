@@ -1,7 +1,5 @@
 //! `meridian experiment` on an engine of this process, while its own process is told to end.
 
-mod support;
-
 use std::process::{Command, Stdio};
 use std::{fs, thread};
 
@@ -10,6 +8,8 @@ use meridian_engine::{Engine, Settings};
 use meridian_fleet::experiment::{Stage, State, Store};
 use meridian_fleet::{EngineClient, Member};
 use support::meridian;
+
+use crate::support;
 
 fn decides(engine: &EngineClient) -> String {
     engine.status().expect("it answers").slots[0].active.source.clone()

@@ -1,7 +1,5 @@
 //! `meridian handoff` as a process: the key of its engines, and what SIGTERM does to requests that run.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -10,6 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::{fs, thread};
 
 use support::meridian_with;
+
+use crate::support;
 
 const KEY: &str = "sk-7";
 

@@ -1,12 +1,11 @@
 //! A pipe in place of a file is refused at once: opening it would wait for its other end.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use support::meridian;
+
+use crate::support;
 
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("pipes-{name}"));

@@ -1,7 +1,5 @@
 //! `meridian policy check --trusted-key`: who must have signed a component, and how it is refused.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

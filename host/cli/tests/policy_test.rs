@@ -1,8 +1,6 @@
 //! `meridian policy new`, `test`, `inspect` and `bench`, as an author types them. The languages other than Rust are built
 //! and run in vLLM by python/tests/vllm/test_languages.py. Needs the components: `make policies`.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

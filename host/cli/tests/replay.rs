@@ -1,7 +1,5 @@
 //! `meridian replay`: what it prints, and its exit codes.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -1,11 +1,11 @@
 //! `meridian rollout`, as a user runs it, as far as it needs no engine.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use support::meridian;
+
+use crate::support;
 
 fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("rollout-{name}"));

@@ -1,7 +1,5 @@
 //! Where the time of a request goes: the parts add up to its latency, and each has the right cause.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use meridian_core::latency::{Latencies, LatencyKind, OTHER_TENANTS};
 use meridian_core::{
     Admits, Decision, EngineFacts, EngineMirror, Markers, MeridianConfig, NewRequest, Part, Planner, Queues,

@@ -1,7 +1,5 @@
 //! meridian.toml: what is accepted, and how a mistake is named.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use meridian_core::config::{self, Auto, Listen, Origin, SlotMode};
 use meridian_core::{Budget, Eviction, MeridianConfig, SlotConfig, SlotKind};
 use proptest::prelude::*;

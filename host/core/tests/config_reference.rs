@@ -1,9 +1,9 @@
 //! docs/src/configuration.md is what `meridian config reference` prints. `MERIDIAN_BLESS=1` rewrites it.
 
-mod generated;
-
 use generated::assert_committed;
 use meridian_core::config;
+
+use crate::generated;
 
 #[test]
 fn the_committed_page_is_the_generated_one() {

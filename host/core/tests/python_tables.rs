@@ -1,9 +1,5 @@
 //! python/meridian/_tables.py holds the tables of `meridian.toml` as dataclasses. `MERIDIAN_BLESS=1` rewrites it.
 
-#![expect(clippy::unwrap_used, reason = "a panic is how this fails")]
-
-mod generated;
-
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -12,8 +8,10 @@ use meridian_core::MeridianConfig;
 use meridian_core::config::{NAMED, fields, schema};
 use serde_json::Value;
 
+use crate::generated;
+
 const HEAD: &str = "\
-# Written by `MERIDIAN_BLESS=1 cargo test --release -p meridian-core --test python_tables` from the native tables.
+# Written by `MERIDIAN_BLESS=1 cargo test --release -p meridian-core --test all python_tables` from the native tables.
 \"\"\"The tables of `meridian.toml`. docs/src/configuration.md describes each field.\"\"\"
 
 from __future__ import annotations

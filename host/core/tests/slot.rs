@@ -1,18 +1,25 @@
 //! The slot: faults, strikes, quarantine, swaps, rollback, shadow. No clock but the one the steps tell.
 
-mod made;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use made::{Made, TARGETS, faulting, step, table};
 use meridian_core::slot::{Contender, ControlError, DispatchSlot, FaultEntry, Source, StateHandover, StrikeLimits};
-use meridian_core::{Column, Fault, FaultKind, native};
+use meridian_core::{Column, Decision, Fault, FaultKind, native};
+
+use crate::made;
 
 const LIMITS: StrikeLimits = StrikeLimits { max_strikes: 3, window_ms: 1000.0 };
 
 fn slot(active: Made) -> DispatchSlot {
     DispatchSlot::with_version(active.contender(), TARGETS, LIMITS)
+}
+
+/// Who decides the first step, and how.
+fn first(mut slot: DispatchSlot) -> (Source, Decision) {
+    let (table, slots) = table(3);
+    let (source, decision) = slot.decide(&step(0.0, 3), &table, &slots, 16);
+    (source, decision.clone())
 }
 
 /// Who decides a step at `now_ms`: a made-up policy's number, or 0 for the default.
@@ -55,6 +62,20 @@ fn too_many_faults_put_a_version_into_quarantine_and_it_returns() {
     assert_eq!(decide(&mut slot, 3100.0), (Source::Active, 7));
     assert!(control.status().quarantine.is_none());
     assert_eq!(control.status().faults.iter().map(|(_, count)| count).sum::<u64>(), 4);
+}
+
+#[test]
+fn the_step_of_a_fault_is_decided_by_the_default_whatever_the_policy_left() {
+    let leaves = Made::behaving(7, |batch, decision| {
+        decision.keys = vec![1.0; batch.candidates];
+        decision.token_budget = Some(7);
+        Err(Fault::new(FaultKind::Trap, "unreachable"))
+    });
+    let (source, default) = first(DispatchSlot::new(native::default_policy(TARGETS), TARGETS));
+    assert_eq!((source, default.keys.len()), (Source::Active, 3));
+    for faulty in [leaves, faulting(7, FaultKind::Trap)] {
+        assert_eq!(first(slot(faulty)), (Source::Fallback, default.clone()));
+    }
 }
 
 #[test]

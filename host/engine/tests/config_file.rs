@@ -1,7 +1,5 @@
 //! Where meridian.toml is looked up, and which files are refused.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 

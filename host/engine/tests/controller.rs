@@ -1,7 +1,5 @@
 //! The controller: what waits for a compile, which order holds, and what is no new version.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Scope;

@@ -1,7 +1,5 @@
 //! What an engine tells of single requests and steps, through the interfaces that its listeners use.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, Part, Queues, RowId, SlotName, TableStep};
 use meridian_engine::control::{Given, Mode, Upload};
 use meridian_engine::timeline::chrome_json;

@@ -1,7 +1,5 @@
 //! Budgets of live requests, changed from other threads while steps go on.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use meridian_core::budget::{BudgetStatus, ClientBudget, EndRules, Enforcer, LiveChange, Order, SamplerLimits};
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, RowId};
 use meridian_engine::budgets::{ChangeError, ChangeReport};

@@ -1,9 +1,6 @@
 //! Traces over real sockets: what a collector receives, and that a bad one costs the engine nothing.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(dead_code, reason = "the support is shared")]
-
-mod support;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,6 +21,8 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::support;
 
 /// What a hang is told by; nothing waits as long.
 const HANG: Duration = Duration::from_secs(60);

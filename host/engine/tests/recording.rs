@@ -1,11 +1,5 @@
 //! Recordings: what is written is read again, whole or cut, and decides the same.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
-
-#[path = "../../core/tests/made/mod.rs"]
-mod made;
-mod recorded;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -21,6 +15,9 @@ use meridian_engine::recording::{
 };
 use proptest::prelude::*;
 use recorded::{Drive, dispatch_row, fault, files, folder, native, open_all, settings};
+
+use crate::made;
+use crate::recorded;
 
 /// Any bits: quiet and signalling NaNs with payloads, both zeros, infinities.
 fn bits() -> impl Strategy<Value = f32> {

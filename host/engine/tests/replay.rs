@@ -1,11 +1,5 @@
 //! Replay: the recorded policy decides the same, another one is told apart.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
-
-#[path = "../../core/tests/made/mod.rs"]
-mod made;
-mod recorded;
-
 use meridian_core::budget::{Load, Point};
 use meridian_core::slot::{Contender, DispatchSlot, StrikeLimits};
 use meridian_core::{
@@ -16,6 +10,9 @@ use meridian_engine::recording::{
     Recordable, Recorded, Recorder, Recording, ReplayError, ReplayOptions, ReplayReport, replay,
 };
 use recorded::{Drive, dispatch_row, fault, folder, native, open_all, row_of, settings};
+
+use crate::made;
+use crate::recorded;
 
 fn replay_with<K: Recordable>(dir: &std::path::Path, mut start: impl FnMut() -> Box<dyn Policy<K>>) -> ReplayReport {
     replay(&open_all(dir), ReplayOptions::default(), &mut || Ok(start()), &mut |_| ()).unwrap()

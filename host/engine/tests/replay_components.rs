@@ -2,11 +2,6 @@
 //!
 //! Needs the components: `make policies`.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
-
-#[path = "../../wasm/tests/support/mod.rs"]
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,6 +15,8 @@ use meridian_engine::recording::{
     Outcome, Recordable, Recorder, RecorderSettings, Recording, ReplayOptions, ReplayReport, SlotSetup, replay,
 };
 use meridian_wasm::{GuestKind, PolicyComponent, PolicyLimits, Runtime};
+
+use crate::wasm_support as support;
 
 fn targets() -> Targets {
     MeridianConfig::default().scheduler.targets()

@@ -1,9 +1,6 @@
 //! The file watch: what becomes active, what is refused, and what is only said. Nothing here takes the active policy away.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(dead_code, reason = "the support is shared")]
-
-mod support;
 
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
 use std::io::Write;
@@ -20,6 +17,8 @@ use meridian_engine::watch::{FileWatch, Looked, Pace, WatchedFile};
 use sha2::{Digest, Sha256};
 
 use support::{Recorder, folder};
+
+use crate::support;
 
 /// What a hang is told by; nothing waits as long.
 const HANG: Duration = Duration::from_secs(60);

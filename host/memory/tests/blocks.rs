@@ -1,7 +1,5 @@
 //! The rules of the block manager, one test each.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
-
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};

@@ -3,8 +3,6 @@
 //! Every operation must give the same result, the same victims in the same order and the same tiers; after every one the
 //! books are audited. Policies and fabrics fail and panic throughout.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
-
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

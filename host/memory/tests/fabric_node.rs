@@ -1,9 +1,6 @@
 //! Two nodes of one process, over TCP.
+
 #![cfg(feature = "fabric")]
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -15,6 +12,8 @@ use meridian_memory::fabric::{
 };
 
 use support::{Hasty, settings};
+
+use crate::support;
 
 const BYTES: u32 = 3 << 20; // three parts on the wire
 const LONG: Duration = Duration::from_secs(60);

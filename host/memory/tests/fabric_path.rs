@@ -1,9 +1,7 @@
 //! Fetches over a data path: the requests that a node makes, and how it takes in what arrives.
-#![cfg(feature = "fabric")]
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-#![expect(unsafe_code, reason = "the path copies by address")]
 
-mod support;
+#![cfg(feature = "fabric")]
+#![expect(unsafe_code, reason = "the path copies by address")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,6 +13,8 @@ use meridian_memory::fabric::{
 };
 
 use support::settings;
+
+use crate::support;
 
 /// What a hang is told by; nothing waits as long.
 const HANG: Duration = Duration::from_secs(60);

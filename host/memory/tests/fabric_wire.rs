@@ -1,7 +1,6 @@
 //! The bytes of the protocol: vectors that an independent program wrote, and any bytes.
-#![cfg(feature = "fabric")]
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+#![cfg(feature = "fabric")]
 use meridian_memory::fabric::wire::{
     Blocks, DataHead, Descriptor, Frame, HEADER_BYTES, Hello, Proof, Status, WireError, check_welcome, greet, welcome,
 };

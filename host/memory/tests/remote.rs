@@ -1,9 +1,6 @@
 //! `offload_block` and `ingest_block` of a block manager, with the blocks in the memory of another process.
+
 #![cfg(feature = "fabric")]
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod support;
-
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,6 +18,8 @@ use meridian_memory::{
 };
 
 use support::{Hasty, Peer, settings};
+
+use crate::support;
 
 const BYTES: u32 = 64 << 10;
 const BLOCKS: u32 = 8;

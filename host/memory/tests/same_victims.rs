@@ -1,7 +1,5 @@
 //! `tiered-lru` is one rule: the block manager's own order and the slot's native default choose the same victims.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 use meridian_core::slot::EvictionSlot;
 use meridian_core::{Eviction, OwnOrder, SchedulerConfig, ThinkPhase, native};
 use meridian_memory::{BeginKv, BlockManager, KvMemory, PhaseAwareBlockManager, RequestId};

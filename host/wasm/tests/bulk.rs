@@ -1,7 +1,5 @@
 //! No decision of a component costs more than its deadline, whatever its instructions are.
 
-mod support;
-
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -10,6 +8,8 @@ use meridian_core::{Batch, Decision, FaultKind, MeridianConfig, Policy, Step};
 use meridian_wasm::{BULK_BYTES_PER_TICK, LoadError, PolicyLimits, Runtime, WasmPolicy};
 use support::LIMITS;
 use support::bulk::corpus;
+
+use crate::support;
 
 /// The bytes of an engine's deadline, and all the time in the world: nothing here depends on a clock.
 const BYTES_OF_2_MS: PolicyLimits = PolicyLimits { deadline: Duration::from_millis(2), ..LIMITS };

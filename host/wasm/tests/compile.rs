@@ -1,14 +1,13 @@
 //! A process that compiles and misbehaves is ended and reaped, and the component refused with the reason. The processes
 //! here are shell scripts; `host/cli/tests/compile.rs` has the real one.
+
 #![cfg(target_os = "linux")]
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod support;
-
 use std::time::Duration;
 
 use meridian_wasm::{CompileCommand, CompileLimits, LoadError, Runtime};
 use sha2::{Digest, Sha256};
+
+use crate::support;
 
 /// A deadline that only an endless script misses.
 const PATIENT: CompileLimits =

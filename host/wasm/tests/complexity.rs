@@ -1,13 +1,13 @@
 //! What would keep the compiler busy is refused before it is compiled.
 
-mod support;
-
 use std::fmt::Write;
 
 use meridian_wasm::complexity::*;
 use meridian_wasm::{LoadError, Runtime};
 use proptest::prelude::*;
 use support::bombs::{core, doubling, times};
+
+use crate::support;
 
 fn load(text: &str) -> Result<(), LoadError> {
     let bytes = wat::parse_str(text).unwrap_or_else(|error| panic!("{error}"));

@@ -2,8 +2,6 @@
 //!
 //! Needs the components: `make policies`, or MERIDIAN_POLICIES naming their folder.
 
-mod support;
-
 use std::cell::RefCell;
 use std::path::PathBuf;
 
@@ -11,6 +9,8 @@ use meridian_core::{Batch, Decision, Dispatch, MeridianConfig, Policy, SlotKind,
 use meridian_wasm::Runtime;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+
+use crate::support;
 
 fn component_path(name: &str) -> PathBuf {
     let folder = std::env::var_os("MERIDIAN_POLICIES")

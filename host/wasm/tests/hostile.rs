@@ -1,13 +1,13 @@
 //! A hostile component costs one decision at a time, never a request or the host.
 
-mod support;
-
 use meridian_core::slot::{Contender, DispatchSlot, Source, StrikeLimits};
 use meridian_core::{
     EngineFacts, FaultKind, Markers, MeridianConfig, MeridianScheduler, NewRequest, Policy, RowId, native,
 };
 use meridian_wasm::{LoadError, PolicyLimits, Runtime};
 use support::{LIMITS, SHORT_LIMITS};
+
+use crate::support;
 
 const REQUESTS: usize = 4;
 

@@ -2,13 +2,13 @@
 #![cfg(target_os = "linux")]
 #![expect(unsafe_code, reason = "seccomp is a call of Linux that the standard library lacks")]
 
-mod support;
-
 use std::thread;
 
 use meridian_core::{Batch, Decision, MeridianConfig, Policy, Step};
 use meridian_wasm::{LoadError, Runtime, WasmPolicy};
 use support::LIMITS;
+
+use crate::support;
 
 /// Have this thread, and those that it starts, refused a call of Linux with `EBUSY`: one of any arguments, or one whose second
 /// argument is this.

@@ -1,9 +1,9 @@
 //! What is not a policy component is refused with a reason its author can act on.
 
-mod support;
-
 use meridian_core::MeridianConfig;
 use meridian_wasm::{LoadError, MAX_COMPONENT_BYTES, Runtime};
+
+use crate::support;
 
 fn refusal(bytes: &[u8]) -> LoadError {
     Runtime::new(None).expect("wasmtime starts").load(bytes).err().expect("the bytes must be refused")

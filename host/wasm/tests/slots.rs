@@ -1,10 +1,6 @@
 //! The eviction and budget slots: shipped policies, natively and as components, on random batches; components that fill
 //! several slots; hostile ones. Needs the components: `make policies`.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
-
-mod support;
-
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +15,8 @@ use meridian_wasm::{LoadError, Runtime, WasmPolicy};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use support::{LIMITS, SHORT_LIMITS};
+
+use crate::support;
 
 fn targets() -> Targets {
     MeridianConfig::default().scheduler.targets()

@@ -1,9 +1,5 @@
 //! With trusted keys, a component is loaded only with a signature by one of them.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod support;
-
 use std::io::Cursor;
 use std::path::PathBuf;
 
@@ -11,6 +7,8 @@ use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use meridian_wasm::{LoadError, Runtime, SignatureError, TrustedKeys, signature_key_id};
 use minisign::KeyPair;
 use proptest::prelude::*;
+
+use crate::support;
 
 const FIELD: &str = "policy.trusted_keys";
 /// Key, and signature of the four bytes `test` in the legacy format, of minisign's own documentation.
