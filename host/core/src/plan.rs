@@ -446,7 +446,8 @@ fn sort_by_priority(table: &RequestTable, order: &mut [u32], row_ids: &[RowId], 
     order.iter().enumerate().any(|(position, from)| position != *from as usize)
 }
 
-/// Write the keys to order `candidates` by into `out`, all equal if there are none; requests that are left out go last.
+/// Write the keys to order `candidates` by into `out`, all equal if there are none; requests that are left out go last, behind
+/// those whose key is no number too: the engine would wait for the first that has no tokens.
 fn fill_keys(keys: &[f32], candidates: usize, caps: &[u32], out: &mut Vec<f32>) {
     out.clear();
     out.extend_from_slice(keys);
@@ -454,6 +455,8 @@ fn fill_keys(keys: &[f32], candidates: usize, caps: &[u32], out: &mut Vec<f32>) 
     for (key, cap) in out.iter_mut().zip(caps) {
         if *cap == 0 {
             *key = f32::NAN;
+        } else if key.is_nan() {
+            *key = f32::INFINITY;
         }
     }
 }

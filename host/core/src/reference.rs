@@ -273,11 +273,22 @@ impl Queues {
         for row in &preempted_for_waiting {
             step.preempted(*row);
         }
-        let (left, preempted) = self.serve_running(token_budget, step);
-        let left = if preempted { left } else { self.admit(left, max_running, step) };
+        let mut left = self.serve_all(token_budget, max_running, step);
+        if left == token_budget && preempted_for_waiting.is_empty() && !self.capped.is_empty() {
+            // Whom the plan kept the step for is not admitted, or stands behind one that it left out: without caps then, as
+            // vLLM's adapter does it (`_apply_caps` in python/meridian/vllm/step.py).
+            self.lift_caps();
+            left = self.serve_all(token_budget, max_running, step);
+        }
         self.waiting.extend(preempted_for_waiting);
         self.lift_caps();
         token_budget - left
+    }
+
+    /// Running requests, then waiting ones unless one was preempted; returns the rest of the budget.
+    fn serve_all(&mut self, token_budget: u32, max_running: usize, step: &mut impl EngineStep) -> u32 {
+        let (left, preempted) = self.serve_running(token_budget, step);
+        if preempted { left } else { self.admit(left, max_running, step) }
     }
 
     fn lift_caps(&mut self) {

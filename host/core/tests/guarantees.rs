@@ -432,3 +432,33 @@ fn a_waiting_request_is_overtaken_as_often_as_its_place_in_the_queue_allows() {
     assert!(engine.now_ms > 4.0 * f64::from(MAX_DEFER_MS), "the whole took {} ms", engine.now_ms);
     assert!((38..=42).contains(&overtaken), "{overtaken} were admitted before it, of four times ten");
 }
+
+/// The plan keeps the whole step for a request that is overdue, and for which there are no KV blocks.
+#[test]
+fn what_an_overdue_request_cannot_take_goes_to_others() {
+    let mut engine = Engine { decode_tokens: 4, ..Engine::new() };
+    engine.arrive(1);
+    engine.arrive(1);
+    for step in 0..200 {
+        let token_caps = vec![u32::MAX, 0];
+        let decision = Decision { keys: vec![0.0; 2], token_caps, ..Decision::default() };
+        engine.admits = if step < 45 { Admits::Parts } else { Admits::Nobody };
+        assert!(engine.step(4, &decision) > 0, "step {step}");
+    }
+}
+
+#[test]
+fn a_key_that_is_no_number_stands_before_those_that_are_left_out() {
+    for prompts in [[1, 1], [54, 1]] {
+        let mut engine = Engine { admits: Admits::WholePrompts, ..Engine::new() };
+        prompts.into_iter().for_each(|tokens| engine.arrive(tokens));
+        let decision = Decision {
+            keys: vec![0.0, f32::NAN],
+            token_budget: Some(0),
+            token_caps: vec![0, 1],
+            ..Decision::default()
+        };
+        assert_eq!(engine.step(256, &decision), 1);
+        assert!(!engine.was_overruled, "the policy's own request runs");
+    }
+}
