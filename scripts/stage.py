@@ -5,8 +5,8 @@
     stage.py --table FILE      the stages that FILE has, as a table
 
 MERIDIAN_STAGES names the file, which gets a JSON line for each stage: `stage`, `seconds`, `code`. Without it nothing is
-kept. While a stage runs, a file FILE.now-ID has its name, and MERIDIAN_STAGE_NOW names that file to the stage, which may
-keep what it is at in files of longer names. A table ends with them: a command that was ended says where it stood.
+kept. While a stage runs, a file FILE.now-ID has its name; MERIDIAN_STAGE_NOW names that to the stage, which may keep
+what it is at in files of longer names. A table ends with them: a command that was ended says where it stood.
 A stage that only compiles is called `..., compile`.
 """
 

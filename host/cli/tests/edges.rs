@@ -1,6 +1,9 @@
 //! The direction of dependencies: what ARCHITECTURE.md says, kept by a test.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::Command;
 
 use meridian_core::{Budget, Dispatch, Eviction, SlotKind};
@@ -53,8 +56,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
 ];
 
-#[test]
-fn no_forbidden_edge() {
+/// The crates of the workspace, as cargo sees them.
+fn packages() -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -62,13 +65,18 @@ fn no_forbidden_edge() {
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+#[test]
+fn no_forbidden_edge() {
     let watched = |name: &str| {
         name.starts_with("meridian-")
             || ["wasmtime", "pyo3", "tokenizers"].contains(&name)
             || ["axum", "hyper", "hyper-util", "tokio", "ratatui", "crossterm"].contains(&name)
     };
     let allowed: BTreeMap<_, _> = ALLOWED.iter().copied().collect();
-    for package in metadata["packages"].as_array().unwrap() {
+    for package in packages() {
         let name = package["name"].as_str().unwrap();
         let Some(allowed) = allowed.get(name) else { panic!("{name}: a new crate, say here what it may depend on") };
         for dependency in package["dependencies"].as_array().unwrap() {
@@ -77,6 +85,26 @@ fn no_forbidden_edge() {
             assert!(is_dev || !watched(to) || allowed.contains(&to), "forbidden edge {name} -> {to}");
         }
     }
+}
+
+/// Where one binary has the tests of a crate, cargo does not look for others.
+#[test]
+fn every_file_of_tests_is_compiled() {
+    let mut merged = 0;
+    for package in packages() {
+        let tests = Path::new(package["manifest_path"].as_str().unwrap()).with_file_name("tests");
+        let Ok(all) = std::fs::read_to_string(tests.join("all.rs")) else { continue };
+        let modules = all.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        let targets = package["targets"].as_array().unwrap().iter().map(|target| target["name"].as_str().unwrap());
+        let known: BTreeSet<_> = modules.chain(targets).collect();
+        for file in std::fs::read_dir(&tests).unwrap().map(|entry| entry.unwrap().path()) {
+            let name = file.file_stem().unwrap().to_str().unwrap();
+            let is_rust = file.extension().is_some_and(|extension| extension == "rs");
+            assert!(!is_rust || known.contains(name), "{}: name it in all.rs", file.display());
+        }
+        merged += 1;
+    }
+    assert_eq!(merged, 6);
 }
 
 #[test]

@@ -28,13 +28,19 @@ TWO_ADAPTERS_ARRIVALS = (Arrival(1, 10, 60, adapter=1), Arrival(10, 10, 60), Arr
 
 
 def scripted(
-    limits: Limits, arrivals: tuple[Arrival, ...], model: str, policy: Policy | None = None, hostile: Path = Path()
+    limits: Limits,
+    arrivals: tuple[Arrival, ...],
+    model: str,
+    policy: Policy | None = None,
+    hostile: Path = Path(),
+    chunked_prefill: bool = True,
 ) -> tuple[Scripted, int]:
     """A scripted drive, and how many plans of the policy the host changed because they left nothing to run."""
     feature = Feature(
         "scripted",
         adapters=any(arrival.adapter for arrival in arrivals),
         grammars=any(arrival.grammar_steps for arrival in arrivals),
+        chunked_prefill=chunked_prefill,
     )
     drive = Scripted(make_scheduler(feature, limits, model), feature, limits, 0, arrivals=arrivals)
     if policy is None:

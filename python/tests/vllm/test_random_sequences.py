@@ -157,6 +157,20 @@ def test_an_adapter_without_a_place_gets_one(source: str, model: str) -> None:
     assert ours_ms <= DEFER_MS + 1000.0 < reference_ms, "stock serves it when no other comes any more"
 
 
+def test_whole_prompts_behind_those_that_vllm_passes_over_get_their_tokens(model: str) -> None:
+    """A budget that is lowered for the first waiting ones, which have no place, is too small for the others."""
+    passed = (Arrival(12, 60, 4, adapter=2),) * 6
+    others = tuple(Arrival(12 + i // 4, 100, 20, adapter=1) for i in range(8))
+    arrivals = (*(Arrival(1, 10, 90, adapter=1),) * 4, *passed, *others)
+    limits = Limits(seqs=16, tokens=160, blocks=400, adapters=1, encoder=0, long_prefill=0)
+    policy = Policy("lowers", "native:output-first", max_defer_ms=1e6)
+    stocks, _ = scripted(limits, arrivals, model, chunked_prefill=False)
+    ours, _ = scripted(limits, arrivals, model, policy, chunked_prefill=False)
+    assert ours.violations == []
+    own, reference = (sum(drive.over_ms[str(10 + i)] for i in range(8)) for drive in (ours, stocks))
+    assert own <= 1.02 * reference
+
+
 def test_a_request_that_has_the_step_to_itself_is_not_kept_waiting(model: str) -> None:
     """vLLM's `test_preempt_during_execution`: the first request is in flight, and the blocks just suffice."""
     from vllm import SamplingParams
