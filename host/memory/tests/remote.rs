@@ -395,9 +395,13 @@ fn with_nixl(test: &str, run: impl FnOnce(PathBuf)) {
     if std::env::var_os("NIXL_PLUGIN_DIR").is_some() {
         return run(library);
     }
-    let program = std::env::current_exe().unwrap();
-    let done = std::process::Command::new(program).args(["--exact", test, "--nocapture"]).envs(environment).output();
-    let done = done.unwrap();
+    again(std::process::Command::new(std::env::current_exe().unwrap()).envs(environment), test);
+}
+
+/// Run a test of this file, and no other, by a command that is this program.
+fn again(program: &mut std::process::Command, test: &str) {
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let done = program.args(["--exact", &format!("{module}::{test}"), "--nocapture"]).output().unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success() && said.contains("1 passed"), "{said}");
 }
@@ -449,16 +453,9 @@ fn with_mooncake(test: &str, run: impl FnOnce(&str)) {
     if let Ok(command) = std::env::var(inside) {
         return run(&command);
     }
-    let program = std::env::current_exe().unwrap();
-    let done = std::process::Command::new("unshare")
-        .args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"])
-        .arg(program)
-        .args(["--exact", test, "--nocapture"])
-        .env(inside, mooncake())
-        .output()
-        .unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    assert!(done.status.success() && said.contains("1 passed"), "{said}");
+    let mut alone = std::process::Command::new("unshare");
+    alone.args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
+    again(alone.arg(std::env::current_exe().unwrap()).env(inside, mooncake()), test);
 }
 
 fn mooncake_settings(command: &str) -> NodeSettings {
