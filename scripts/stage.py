@@ -45,7 +45,7 @@ def run(name: str, command: list[str]) -> int:
     if path:
         with open(path, "a") as file:
             print(json.dumps(kept), file=file)
-        for now in glob.glob(glob.escape(env[NOW]) + "*"):
+        for now in (env[NOW], *glob.glob(glob.escape(env[NOW]) + "-*")):
             os.remove(now)
     if code < 0:
         # As if the command itself had been called.

@@ -7,14 +7,15 @@ set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
 py=${1:?usage: test-python.sh PYTHON [--all] [OPTION OR FILE OF PYTEST...]}; shift
-core=" and not exhaustive"
-if [ "${1:-}" = --all ]; then core=; shift; fi
+# A hang of the core is found within three times its longest test; parts of the whole suite take longer (pyproject.toml).
+core=" and not exhaustive" limit=(-o faulthandler_timeout=900)
+if [ "${1:-}" = --all ]; then core= limit=(); shift; fi
 has_file() { local given; for given in "$@"; do [ ! -e "${given%%::*}" ] || return 0; done; return 1; }
-if has_file "$@"; then core=; else set -- python/tests "$@"; fi
+if has_file "$@"; then core= limit=(); else set -- python/tests "$@"; fi
 codes=()
 tests() {
   local name=$1 code=0; shift
-  stage "$name" "$py" -m pytest -c python/pyproject.toml --rootdir . "$@" || code=$?
+  stage "$name" "$py" -m pytest -c python/pyproject.toml --rootdir . "${limit[@]}" "$@" || code=$?
   # Interrupted, or a file that cannot be imported.
   if [ $code = 2 ] || [ $code -ge 128 ]; then exit $code; fi
   codes+=($code)
